@@ -1,0 +1,186 @@
+"""Causal attention with any combination of hooks: which kernel serves which form, and the kernels.
+
+Shapes: q, k, v [B, H, T, D]. Query and key lengths are equal by construction. `dense` in float64
+with one chunk is the oracle of every other path (tests/test_attention.py).
+
+    form                          CPU        CUDA
+    nothing, rotate, temperature  sdpa       sdpa
+    distance_bias                 strided    flex
+    key_bias, score_mod, mask_mod dense      flex
+    rescore                       dense      dense
+    attend                        own        own
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import StrEnum
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posbench.encodings.base import DistanceBias, Hooks, MaskMod, precise
+
+SCORES_PER_CHUNK = 1 << 24  # float32 scores held at once by the dense path without gradients
+
+
+class Kernel(StrEnum):
+    """How one attention layer is computed."""
+
+    own = "own"
+    sdpa = "sdpa"
+    strided = "strided"
+    flex = "flex"
+    dense = "dense"
+
+
+def choose(hooks: Hooks, device: str) -> Kernel:
+    """The fastest exact kernel for `hooks` on a device type ("cpu", "cuda"): the table above."""
+    if hooks.attend is not None:
+        return Kernel.own
+    if hooks.rescore is not None:
+        return Kernel.dense
+    by_pair = any(form is not None for form in (hooks.key_bias, hooks.score_mod, hooks.mask_mod))
+    if not by_pair and hooks.distance_bias is None:
+        return Kernel.sdpa
+    if device == "cuda":
+        return Kernel.flex
+    return Kernel.dense if by_pair else Kernel.strided
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, kernel: Kernel | None = None) -> Tensor:
+    """Causal attention [B, H, T, D] under `hooks`; `kernel` overrides the choice, for tests."""
+    kernel = kernel or choose(hooks, q.device.type)
+    if hooks.attend is not None:
+        return hooks.attend(q, k, v)
+    scale = 1 / math.sqrt(q.shape[-1])  # of the head size, before any widening by `rotate`
+    if hooks.rotate is not None:
+        q, k = hooks.rotate(q, k)
+    if isinstance(hooks.temperature, Tensor):
+        q = (q * hooks.temperature.unsqueeze(-1)).to(q.dtype)
+    else:
+        scale *= hooks.temperature
+    return _KERNELS[kernel](q, k, v, hooks, scale)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, scale: float) -> Tensor:
+    """PyTorch's fused kernel, for scores with no bias."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+
+
+def strided(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, scale: float) -> Tensor:
+    """A distance bias in O(T) memory: a [H, 2T-1] table seen through overlapping strides.
+
+    With keys and values flipped in time, the bias of query i and key j' = T-1-j is
+    table[i + j'], which is a view; the causal mask lives in the table as -inf.
+    """
+    assert hooks.distance_bias is not None
+    length, heads = q.shape[-2], q.shape[1]
+    distances = torch.arange(1 - length, length, device=q.device, dtype=precise(q.dtype))
+    table = hooks.distance_bias(distances.clamp(min=0))
+    table = table.masked_fill(distances < 0, float("-inf")).contiguous()
+    mask = table.as_strided((1, heads, length, length), (0, 2 * length - 1, 1, 1))
+    return F.scaled_dot_product_attention(q, k.flip(2), v.flip(2), attn_mask=mask, scale=scale)
+
+
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, scale: float, rows: int | None = None
+) -> Tensor:
+    """Every form, by its definition, in chunks of query rows; scores are float32 or better."""
+    batch, heads, length, _ = q.shape
+    rows = rows or max(1, SCORES_PER_CHUNK // (batch * heads * length))
+    exact = precise(q.dtype)
+    keys, values = k.to(exact), v.to(exact)
+    chunks = []
+    for start in range(0, length, rows):
+        stop = min(start + rows, length)
+        scores = _scores(q[:, :, start:stop].to(exact), keys[:, :, :stop], hooks, scale, start)
+        chunks.append(scores.softmax(dim=-1) @ values[:, :, :stop])
+    return torch.cat(chunks, dim=2).to(q.dtype)
+
+
+def _scores(q: Tensor, k: Tensor, hooks: Hooks, scale: float, start: int) -> Tensor:
+    """Biased and masked scores [B, H, R, S] of query rows start, start+1, ... and keys 0..S-1."""
+    batch, heads, rows, _ = q.shape
+    device = q.device
+    b = torch.arange(batch, device=device).view(-1, 1, 1, 1)
+    h = torch.arange(heads, device=device).view(1, -1, 1, 1)
+    i = torch.arange(start, start + rows, device=device).view(1, 1, -1, 1)
+    j = torch.arange(k.shape[2], device=device).view(1, 1, 1, -1)
+    scores = q @ k.transpose(-1, -2) * scale
+    if hooks.distance_bias is not None:
+        distances = (i - j).clamp(min=0)[0, 0].to(scores.dtype)
+        scores = scores + hooks.distance_bias(distances)
+    if hooks.key_bias is not None:
+        scores = scores + hooks.key_bias[:, :, None, : k.shape[2]]
+    if hooks.score_mod is not None:
+        scores = hooks.score_mod(scores, b, h, i, j)
+    if hooks.rescore is not None:
+        scores = hooks.rescore(scores, q, k, i.view(-1))
+    keep = j <= i
+    if hooks.mask_mod is not None:
+        keep = keep & hooks.mask_mod(b, h, i, j)
+    return scores.masked_fill(~keep, float("-inf"))
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, scale: float) -> Tensor:
+    """FlexAttention: one fused kernel for biases and masks given by index."""
+    length = q.shape[-2]
+    score_mod = _flex_score_mod(hooks, length, q)
+    mask = _block_mask(length, hooks.mask_mod, str(q.device))
+    kernel = _flex_kernel(q.device.type)
+    out: Tensor = kernel(q, k, v, score_mod=score_mod, block_mask=mask, scale=scale)
+    return out
+
+
+def _flex_score_mod(hooks: Hooks, length: int, q: Tensor) -> Callable[..., Tensor] | None:
+    if hooks.distance_bias is None and hooks.key_bias is None and hooks.score_mod is None:
+        return None
+    table = _table(hooks.distance_bias, length, q)
+    key_bias, inner = hooks.key_bias, hooks.score_mod
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if table is not None:
+            score = score + table[h, torch.abs(i - j)]  # masked pairs too must stay in bounds
+        if key_bias is not None:
+            score = score + key_bias[b, h, j]
+        return score if inner is None else inner(score, b, h, i, j)
+
+    return score_mod
+
+
+def _table(distance_bias: DistanceBias | None, length: int, q: Tensor) -> Tensor | None:
+    if distance_bias is None:
+        return None
+    return distance_bias(torch.arange(length, device=q.device, dtype=precise(q.dtype)))
+
+
+@cache
+def _flex_kernel(device: str) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # The CPU has no fused backward and needs no compiler: it serves tests of the score rules only.
+    return torch.compile(flex_attention) if device == "cuda" else flex_attention
+
+
+@lru_cache(maxsize=64)
+def _block_mask(length: int, mask_mod: MaskMod | None, device: str) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def keep(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        causal = i >= j
+        return causal if mask_mod is None else causal & mask_mod(b, h, i, j)
+
+    return create_block_mask(keep, None, None, length, length, device=device)
+
+
+_KERNELS: dict[Kernel, Callable[..., Tensor]] = {
+    Kernel.sdpa: sdpa,
+    Kernel.strided: strided,
+    Kernel.flex: flex,
+    Kernel.dense: dense,
+}

@@ -1,0 +1,132 @@
+"""What there is to choose from, in words and without torch: `posbench list` and `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EncodingCard:
+    """One encoding as `posbench list encodings --json` prints it."""
+
+    id: str
+    family: str
+    summary: str
+    form: str  # which part of the contract it uses
+    parameters: str  # formula: L training length, C width, H heads
+    max_length: str
+    cost: str
+    extrapolation_claim: str  # what its paper, or the tutorial this project began with, says
+    used_by: str
+    paper: str
+
+
+@dataclass(frozen=True)
+class ExtensionCard:
+    """One context extension as `posbench list extensions --json` prints it."""
+
+    id: str
+    summary: str
+    formula: str
+    applies_to: str
+    length_dependent: str
+    paper: str
+
+
+ENCODING_CARDS = (
+    EncodingCard(
+        id="none",
+        family="absolute",
+        summary="no positional encoding; the causal mask alone orders the tokens",
+        form="nothing",
+        parameters="0",
+        max_length="none",
+        cost="none",
+        extrapolation_claim="better than explicit encodings on small synthetic tasks",
+        used_by="some layers of Llama 4, SmolLM3 and Command R7B",
+        paper="Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466",
+    ),
+    EncodingCard(
+        id="sinusoidal",
+        family="absolute",
+        summary="fixed sines and cosines of the position, added to the embeddings",
+        form="embed",
+        parameters="0",
+        max_length="none",
+        cost="one addition per token",
+        extrapolation_claim="weak",
+        used_by="the original Transformer",
+        paper="Vaswani et al. 2017, arXiv:1706.03762",
+    ),
+    EncodingCard(
+        id="learned",
+        family="absolute",
+        summary="one trained vector per position; undefined beyond the training length",
+        form="embed",
+        parameters="L*C",
+        max_length="training length",
+        cost="one look-up per token",
+        extrapolation_claim="none",
+        used_by="GPT-2, BERT, OPT",
+        paper="Radford et al. 2019 (GPT-2)",
+    ),
+    EncodingCard(
+        id="rope",
+        family="rotary",
+        summary="rotate pairs of query and key channels by an angle that grows with position",
+        form="rotate",
+        parameters="0",
+        max_length="none",
+        cost="two rotations per layer",
+        extrapolation_claim="medium to strong",
+        used_by="Llama, Mistral, Qwen, Gemma, GPT-NeoX",
+        paper="Su et al. 2021, arXiv:2104.09864",
+    ),
+    EncodingCard(
+        id="alibi",
+        family="bias",
+        summary="subtract slope times distance from the score, one slope per head",
+        form="distance_bias",
+        parameters="0",
+        max_length="none",
+        cost="one addition per score",
+        extrapolation_claim="very strong",
+        used_by="Bloom, MPT, Baichuan2-13B",
+        paper="Press et al. 2022, arXiv:2108.12409",
+    ),
+)
+
+EXTENSION_CARDS = (
+    ExtensionCard(
+        id="none",
+        summary="the model as it was trained",
+        formula="f' = f",
+        applies_to="every encoding",
+        length_dependent="no",
+        paper="",
+    ),
+    ExtensionCard(
+        id="pi",
+        summary="position interpolation: every frequency divided by s",
+        formula="f' = f / s",
+        applies_to="rope",
+        length_dependent="unless extension.factor is set",
+        paper="Chen et al. 2023, arXiv:2306.15595",
+    ),
+    ExtensionCard(
+        id="ntk",
+        summary="NTK-aware: a larger base, so that low frequencies stretch and high ones stay",
+        formula="theta' = theta * s^(d/(d-2))",
+        applies_to="rope",
+        length_dependent="unless extension.factor is set",
+        paper="bloc97 2023; Peng et al. 2023, arXiv:2309.00071, eq. 16",
+    ),
+    ExtensionCard(
+        id="yarn",
+        summary="interpolation by parts and a softmax temperature",
+        formula="f' = ramp * f/s + (1 - ramp) * f; cos, sin * (0.1 ln s + 1)",
+        applies_to="rope",
+        length_dependent="unless extension.factor is set",
+        paper="Peng et al. 2023, arXiv:2309.00071",
+    ),
+)

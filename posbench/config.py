@@ -1,0 +1,593 @@
+"""Every setting of posbench: typed dataclasses, their meaning, and the rules between them.
+
+No torch here: a typing error must be found before a heavy import. Each field carries its meaning
+(`help`), which `posbench train --help` prints; a default written here is the only truth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from posbench.errors import UserError
+
+
+def setting(default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
+    """A dataclass field with its meaning and, for numbers, the closed range it must lie in."""
+    metadata = {"help": help, "low": low, "high": high}
+    if isinstance(default, list) or dataclasses.is_dataclass(default):
+        return field(default_factory=lambda: _copy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _copy(default: Any) -> Any:
+    return dataclasses.replace(default) if dataclasses.is_dataclass(default) else list(default)
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Switch(StrEnum):
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
+class Layout(StrEnum):
+    """Which two channels of a head form a pair: neighbours (2c, 2c+1), or (c, c + D/2)."""
+
+    interleaved = "interleaved"
+    half = "half"
+
+
+class SineLayout(StrEnum):
+    interleaved = "interleaved"
+    concat = "concat"
+
+
+class Norm(StrEnum):
+    layernorm = "layernorm"
+    rmsnorm = "rmsnorm"
+
+
+class Mlp(StrEnum):
+    gelu = "gelu"
+    swiglu = "swiglu"
+
+
+class Schedule(StrEnum):
+    cosine = "cosine"
+    wsd = "wsd"
+    constant = "constant"
+
+
+class Protocol(StrEnum):
+    controlled = "controlled"
+    nonoverlap = "nonoverlap"
+    position = "position"
+
+
+class Format(StrEnum):
+    table = "table"
+    json = "json"
+
+
+# ---------------------------------------------------------------- encodings
+
+
+@dataclass
+class EncodingConfig:
+    """How the model learns where its tokens are."""
+
+    name: str = setting("none", "id of the scheme")
+
+
+@dataclass
+class NoneConfig(EncodingConfig):
+    """No positional encoding; the causal mask alone orders the tokens (Haviv et al. 2022)."""
+
+    name: str = setting("none", "id of the scheme")
+
+
+@dataclass
+class SinusoidalConfig(EncodingConfig):
+    """Fixed sines and cosines added to the token embeddings (Vaswani et al. 2017)."""
+
+    name: str = setting("sinusoidal", "id of the scheme")
+    base: float = setting(10_000.0, "base of the geometric series of wavelengths", low=1.0)
+    scale: float = setting(
+        0.02, "amplitude; 0.02 is the standard deviation of a token embedding, 1.0 the paper's", 0.0
+    )
+    layout: SineLayout = setting(SineLayout.interleaved, "sin,cos side by side, or in two halves")
+
+
+@dataclass
+class LearnedConfig(EncodingConfig):
+    """One trained vector per absolute position (GPT-2); undefined beyond its table."""
+
+    name: str = setting("learned", "id of the scheme")
+    std: float = setting(0.02, "standard deviation of the initial table", low=0.0)
+
+
+@dataclass
+class RopeConfig(EncodingConfig):
+    """Rotary embedding: rotate pairs of query and key channels by the position (Su et al. 2021)."""
+
+    name: str = setting("rope", "id of the scheme")
+    theta: float = setting(10_000.0, "base of the geometric series of frequencies", low=1.0)
+    layout: Layout = setting(Layout.interleaved, "which two channels of a head form a pair")
+    fraction: float = setting(1.0, "leading share of each head that is rotated", 0.0, 1.0)
+
+
+@dataclass
+class AlibiConfig(EncodingConfig):
+    """A bias that falls linearly with distance, one slope per head (Press et al. 2022)."""
+
+    name: str = setting("alibi", "id of the scheme")
+
+
+# ---------------------------------------------------------------- extensions at evaluation
+
+
+@dataclass
+class ExtensionConfig:
+    """How a trained rotary model is stretched to longer texts, at evaluation only."""
+
+    name: str = setting("none", "id of the extension")
+
+
+@dataclass
+class NoExtensionConfig(ExtensionConfig):
+    """The model as it was trained."""
+
+    name: str = setting("none", "id of the extension")
+
+
+_FACTOR = "scale s; null means max(1, length / training length), a number fixes it at every length"
+
+
+@dataclass
+class PiConfig(ExtensionConfig):
+    """Position interpolation: every frequency divided by s (Chen et al. 2023)."""
+
+    name: str = setting("pi", "id of the extension")
+    factor: float | None = setting(None, _FACTOR, low=1.0)
+
+
+@dataclass
+class NtkConfig(ExtensionConfig):
+    """NTK-aware scaling: a larger base, so that only low frequencies stretch (bloc97 2023)."""
+
+    name: str = setting("ntk", "id of the extension")
+    factor: float | None = setting(None, _FACTOR, low=1.0)
+
+
+@dataclass
+class YarnConfig(ExtensionConfig):
+    """YaRN: interpolation by parts and a softmax temperature (Peng et al. 2023)."""
+
+    name: str = setting("yarn", "id of the extension")
+    factor: float | None = setting(None, _FACTOR, low=1.0)
+    beta_fast: float = setting(32.0, "pairs that turn more often than this are left alone", 0.0)
+    beta_slow: float = setting(1.0, "pairs that turn less often than this are interpolated", 0.0)
+    truncate: bool = setting(True, "round the ends of the ramp to whole pairs, as public code does")
+    attention_factor: float | None = setting(
+        None, "factor on cos and sin; null means 0.1 ln s + 1", low=0.0
+    )
+
+
+# ---------------------------------------------------------------- model, data, training
+
+
+@dataclass
+class ModelConfig:
+    """A pre-norm decoder-only transformer."""
+
+    name: str = setting("tiny", "name of the size")
+    layers: int = setting(4, "number of blocks", low=1)
+    width: int = setting(128, "channels of the residual stream", low=1)
+    heads: int = setting(4, "attention heads; must divide the width", low=1)
+    norm: Norm = setting(Norm.layernorm, "normalisation before each sub-layer")
+    mlp: Mlp = setting(Mlp.gelu, "feed-forward: GELU (erf), or SwiGLU at equal parameters")
+    qk_norm: bool = setting(False, "normalise queries and keys, before any rotation")
+    tied: bool = setting(True, "output head shares the token embedding")
+    dropout: float = setting(0.0, "dropout probability while training", 0.0, 0.99)
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+
+@dataclass
+class DataConfig:
+    """Where the documents come from."""
+
+    name: str = setting("pysource", "id of the corpus")
+    validation: float = setting(0.05, "share of documents held out for validation", 0.001, 0.5)
+    test: float = setting(0.10, "share of documents held out for evaluation", 0.001, 0.5)
+
+
+@dataclass
+class PysourceConfig(DataConfig):
+    """Python sources already on the machine: torch and the standard library, read as text."""
+
+    name: str = setting("pysource", "id of the corpus")
+
+
+@dataclass
+class StdlibConfig(DataConfig):
+    """The standard library's Python sources: small, for trials and tests."""
+
+    name: str = setting("stdlib", "id of the corpus")
+
+
+@dataclass
+class TextConfig(DataConfig):
+    """Your own text: a file, a folder, or a glob; UTF-8, one document per file."""
+
+    name: str = setting("text", "id of the corpus")
+    path: str = setting("", "file, folder or glob")
+
+
+@dataclass
+class TokenizerConfig:
+    """How text becomes tokens."""
+
+    name: str = setting("bytes", "id of the tokenizer")
+
+
+@dataclass
+class BytesConfig(TokenizerConfig):
+    """One token per UTF-8 byte; vocabulary 256; nothing to train."""
+
+    name: str = setting("bytes", "id of the tokenizer")
+
+
+@dataclass
+class BpeConfig(TokenizerConfig):
+    """Byte-level byte-pair encoding, trained on the training split only."""
+
+    name: str = setting("bpe", "id of the tokenizer")
+    vocab_size: int = setting(1024, "entries asked for; at least the 256 bytes", 257, 1_000_000)
+
+
+@dataclass
+class TrainConfig:
+    """The optimizer and its loop. Steps count optimizer steps."""
+
+    steps: int = setting(800, "optimizer steps", low=1)
+    batch_size: int = setting(16, "sequences per optimizer step", low=1)
+    micro_batch: int | None = setting(
+        None, "sequences per forward pass; fewer than batch_size accumulates gradients", low=1
+    )
+    lr: float = setting(3e-3, "peak learning rate", low=0.0)
+    schedule: Schedule = setting(
+        Schedule.cosine, "cosine, wsd (warm-up, stable, decay) or constant, each after warm-up"
+    )
+    warmup: float = setting(0.05, "fraction of the steps spent warming up", 0.0, 1.0)
+    decay: float = setting(0.2, "wsd: fraction of the steps spent decaying", 0.0, 1.0)
+    final_lr: float = setting(0.1, "learning rate at the end, as a fraction of the peak", 0.0, 1.0)
+    weight_decay: float = setting(0.1, "AdamW decay on matrices that are not tables", low=0.0)
+    beta1: float = setting(0.9, "AdamW first moment", 0.0, 0.9999)
+    beta2: float = setting(0.95, "AdamW second moment", 0.0, 0.9999)
+    clip: float = setting(1.0, "gradient norm above which gradients are scaled down", low=0.0)
+    checkpoint_every: int | None = setting(
+        None, "save every N steps for resuming; null saves at the end and when interrupted", low=1
+    )
+    keep_checkpoints: int = setting(2, "newest checkpoints kept", low=1)
+    log_every: int = setting(10, "steps between lines of metrics.jsonl", low=1)
+    validate_every: int | None = setting(
+        None, "steps between validations; null means ten in a run", low=1
+    )
+    validate_ratios: list[float] = setting(
+        [1.0], "lengths to validate at, in multiples of the training context"
+    )
+    validate_targets: int = setting(4096, "tokens scored by one validation", low=1)
+
+
+@dataclass
+class TrainSettings:
+    """All settings of `posbench train`."""
+
+    encoding: EncodingConfig = setting(RopeConfig(), "positional encoding")
+    model: ModelConfig = setting(ModelConfig(), "size and shape of the transformer")
+    data: DataConfig = setting(PysourceConfig(), "corpus")
+    tokenizer: TokenizerConfig = setting(BytesConfig(), "tokenizer")
+    train: TrainConfig = setting(TrainConfig(), "optimizer and loop")
+    context: int = setting(128, "training length L in tokens", low=2)
+    seed: int = setting(0, "seed of weights and batches; same seed, same batches everywhere", 0)
+    device: Device = setting(Device.auto, "auto takes CUDA when there is one")
+    dtype: Precision = setting(
+        Precision.auto, "auto: bfloat16 autocast on CUDA, float32 on a CPU"
+    )
+    compile: Switch = setting(Switch.auto, "torch.compile; auto: on for CUDA, off for a CPU")
+    threads: int | None = setting(None, "CPU threads; null leaves torch's choice", low=1)
+    overwrite: bool = setting(False, "start anew in a folder that already holds this run")
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+@dataclass
+class EvalConfig:
+    """Protocol v1: what is scored, and how sure the number is."""
+
+    ratios: list[float] = setting([1.0, 2.0, 4.0], "lengths, in multiples of the training context")
+    protocols: list[Protocol] = setting(
+        [Protocol.controlled, Protocol.nonoverlap, Protocol.position], "what to measure"
+    )
+    max_targets: int | None = setting(
+        None, "target tokens of `controlled`; null: 16384 on a CPU, 131072 on CUDA", low=1
+    )
+    anchor_targets: int | None = setting(
+        None, "targets at the end of each window (K); null: min(256, context / 2)", low=1
+    )
+    span_tokens: int | None = setting(
+        None, "tokens read by `nonoverlap` and `position`; null: four times max_targets", low=1
+    )
+    batch_tokens: int = setting(8192, "tokens per forward pass; never changes a number", low=1)
+    bootstrap: int = setting(2000, "resamples of the document bootstrap", low=100)
+
+
+@dataclass
+class EvalSettings:
+    """All settings of `posbench eval-extrapolate`."""
+
+    runs: Any = setting(None, "a run, a sweep, a list or a glob; null takes the newest")
+    eval: EvalConfig = setting(EvalConfig(), "protocol")
+    extension: ExtensionConfig = setting(NoExtensionConfig(), "context extension")
+    device: Device = setting(Device.auto, "auto takes CUDA when there is one")
+    dtype: Precision = setting(Precision.auto, "auto is float32: exactness before speed")
+    threads: int | None = setting(None, "CPU threads; null leaves torch's choice", low=1)
+
+
+@dataclass
+class InspectConfig:
+    """What `posbench inspect` looks at."""
+
+    distances: list[int] = setting(
+        [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], "distances i - j at which bias is given"
+    )
+
+
+@dataclass
+class InspectSettings:
+    """All settings of `posbench inspect`."""
+
+    encoding: EncodingConfig = setting(RopeConfig(), "positional encoding")
+    extension: ExtensionConfig = setting(NoExtensionConfig(), "context extension")
+    model: ModelConfig = setting(ModelConfig(), "size; heads and width set head size and slopes")
+    inspect: InspectConfig = setting(InspectConfig(), "what to look at")
+    context: int = setting(128, "training length in tokens", low=2)
+    eval_length: int | None = setting(None, "length looked at; null is the training length", low=1)
+    seed: int = setting(0, "seed of an encoding's own weights", low=0)
+    format: Format = setting(Format.table, "table for people, json for programs")
+    plot: str | None = setting(None, "also draw a figure into this PNG or SVG file")
+
+
+# ---------------------------------------------------------------- names
+
+ENCODINGS: dict[str, type[EncodingConfig]] = {
+    "none": NoneConfig,
+    "sinusoidal": SinusoidalConfig,
+    "learned": LearnedConfig,
+    "rope": RopeConfig,
+    "alibi": AlibiConfig,
+}
+EXTENSIONS: dict[str, type[ExtensionConfig]] = {
+    "none": NoExtensionConfig,
+    "pi": PiConfig,
+    "ntk": NtkConfig,
+    "yarn": YarnConfig,
+}
+CORPORA: dict[str, type[DataConfig]] = {
+    "pysource": PysourceConfig,
+    "stdlib": StdlibConfig,
+    "text": TextConfig,
+}
+TOKENIZERS: dict[str, type[TokenizerConfig]] = {"bytes": BytesConfig, "bpe": BpeConfig}
+
+# Which table turns the `name` of a group into its dataclass.
+GROUPS: dict[str, dict[str, Any]] = {
+    "encoding": ENCODINGS,
+    "extension": EXTENSIONS,
+    "data": CORPORA,
+    "tokenizer": TOKENIZERS,
+}
+
+Settings = TrainSettings | EvalSettings | InspectSettings
+
+
+# ---------------------------------------------------------------- rules between settings
+
+
+def check(settings: Settings) -> None:
+    """Raise UserError for a value or a combination that cannot work. Needs neither data nor torch."""
+    check_ranges(settings)
+    if isinstance(settings, EvalSettings):
+        _check_ratios("eval.ratios", settings.eval.ratios)
+        if not settings.eval.protocols:
+            raise UserError("eval.protocols is empty; give at least one, such as [controlled].")
+        return
+    _check_shape(settings)
+    if isinstance(settings, TrainSettings):
+        _check_training(settings)
+
+
+def check_ranges(node: Any, prefix: str = "") -> None:
+    """Raise UserError for a number outside the range its field states, anywhere below `node`."""
+    for item in dataclasses.fields(node):
+        value = getattr(node, item.name)
+        if dataclasses.is_dataclass(value):
+            check_ranges(value, f"{prefix}{item.name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            _check_number(f"{prefix}{item.name}", value, item.metadata)
+
+
+def _check_number(key: str, value: float, bounds: Any) -> None:
+    low, high = bounds.get("low"), bounds.get("high")
+    if value != value or value in (float("inf"), float("-inf")):
+        raise UserError(f"{key}={value} is not a finite number.")
+    if low is not None and value < low:
+        raise UserError(f"{key}={value} is too small; the least is {low:g}.")
+    if high is not None and value > high:
+        raise UserError(f"{key}={value} is too large; the most is {high:g}.")
+
+
+def _check_ratios(key: str, ratios: list[float]) -> None:
+    if not ratios:
+        raise UserError(f"{key} is empty; give at least one, such as [1,2,4].")
+    for ratio in ratios:
+        if not 0 < ratio < float("inf"):
+            raise UserError(f"{key} holds {ratio}; a ratio must be greater than 0.")
+    if len(set(ratios)) < len(ratios):
+        raise UserError(f"{key}={ratios} names a length twice.")
+
+
+def _check_shape(settings: TrainSettings | InspectSettings) -> None:
+    model = settings.model
+    if model.width % model.heads:
+        fitting = [heads for heads in range(1, model.width + 1) if model.width % heads == 0]
+        nearest = min(fitting, key=lambda heads: abs(heads - model.heads))
+        raise UserError(
+            f"model.width={model.width} is not a multiple of model.heads={model.heads}. "
+            f"Try model.heads={nearest}."
+        )
+    if isinstance(settings.encoding, RopeConfig):
+        _check_rotary(settings.encoding, model)
+
+
+def rotary_size(encoding: RopeConfig, head_size: int) -> int:
+    """Channels of a head that are rotated."""
+    return round(encoding.fraction * head_size)
+
+
+def _check_rotary(encoding: RopeConfig, model: ModelConfig) -> None:
+    size = rotary_size(encoding, model.head_size)
+    if size % 2:
+        where = f"model.width={model.width} over model.heads={model.heads}"
+        share = "" if encoding.fraction == 1 else f" times encoding.fraction={encoding.fraction}"
+        raise UserError(
+            f"encoding={encoding.name} rotates pairs of channels, but {where}{share} gives "
+            f"{size} per head, an odd number. Change model.width, model.heads or encoding.fraction."
+        )
+
+
+def _check_training(settings: TrainSettings) -> None:
+    train = settings.train
+    if train.lr <= 0:
+        raise UserError(f"train.lr={train.lr} must be greater than 0.")
+    if train.clip <= 0:
+        raise UserError(f"train.clip={train.clip} must be greater than 0.")
+    if train.micro_batch is not None and train.micro_batch > train.batch_size:
+        raise UserError(
+            f"train.micro_batch={train.micro_batch} is larger than "
+            f"train.batch_size={train.batch_size}."
+        )
+    if train.schedule is Schedule.wsd and train.warmup + train.decay > 1:
+        raise UserError(
+            f"train.warmup={train.warmup} and train.decay={train.decay} together exceed "
+            "the whole run; their sum may be at most 1."
+        )
+    _check_ratios("train.validate_ratios", train.validate_ratios)
+    data = settings.data
+    if data.validation + data.test > 0.9:
+        raise UserError(
+            f"data.validation={data.validation} and data.test={data.test} leave less than a tenth "
+            "of the documents for training."
+        )
+    if isinstance(data, TextConfig) and not data.path:
+        raise UserError("data=text needs a path: data.path=FILE, a folder, or a quoted glob.")
+
+
+def check_extension(settings: InspectSettings) -> None:
+    """Raise UserError if the extension has nothing to act on (it needs rotary frequencies)."""
+    if settings.extension.name != "none" and not isinstance(settings.encoding, RopeConfig):
+        raise UserError(
+            f"extension={settings.extension.name} changes rotary frequencies, and "
+            f"encoding={settings.encoding.name} has none. It applies to encoding=rope."
+        )
+
+
+# ---------------------------------------------------------------- saved settings
+
+
+def to_dict(node: Any) -> dict[str, Any]:
+    """Settings as plain JSON values."""
+    return {
+        item.name: to_dict(value) if dataclasses.is_dataclass(value) else _plain(value)
+        for item in dataclasses.fields(node)
+        for value in [getattr(node, item.name)]
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return str(value)
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def from_dict(kind: type[Any], saved: dict[str, Any]) -> Any:
+    """Settings from plain JSON values; raises ValueError naming a key that does not belong.
+
+    A group is rebuilt from the name table, so a saved run can never name code to be imported.
+    """
+    hints = {item.name: item for item in dataclasses.fields(kind)}
+    unknown = sorted(set(saved) - set(hints))
+    if unknown:
+        raise ValueError(f"unknown setting {unknown[0]!r} in {kind.__name__}")
+    values = {}
+    for key, value in saved.items():
+        default = _default(hints[key])
+        if dataclasses.is_dataclass(default):
+            if not isinstance(value, dict):
+                raise ValueError(f"{key} must be a mapping, not {value!r}")
+            values[key] = from_dict(_group_type(key, value, type(default)), value)
+        else:
+            values[key] = _typed(key, value, default)
+    return kind(**values)
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return item.default
+
+
+def _group_type(key: str, value: dict[str, Any], fallback: Any) -> Any:
+    table = GROUPS.get(key)
+    if table is None:
+        return fallback
+    name = value.get("name")
+    if name not in table:
+        raise ValueError(f"{key}.name={name!r} is not one of {', '.join(sorted(table))}")
+    return table[name]
+
+
+def _typed(key: str, value: Any, default: Any) -> Any:
+    try:
+        if isinstance(default, StrEnum):
+            return type(default)(value)
+        if isinstance(default, list) and default and isinstance(default[0], StrEnum):
+            return [type(default[0])(item) for item in value]
+    except ValueError:
+        raise ValueError(f"{key}={value!r} is not a {type(default).__name__}") from None
+    plain = bool | int | float | str
+    if default is not None and not isinstance(value, list) and isinstance(default, plain):
+        wanted = float if isinstance(default, float) else type(default)
+        if isinstance(value, int) and wanted is float and not isinstance(value, bool):
+            return float(value)
+        if type(value) is not wanted:
+            raise ValueError(f"{key}={value!r} is not a {wanted.__name__}")
+    return value

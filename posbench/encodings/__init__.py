@@ -1,0 +1,25 @@
+"""The encodings by name. One file per family; `base.py` is the contract."""
+
+from __future__ import annotations
+
+from posbench.config import EncodingConfig
+from posbench.encodings.absolute import Learned, Sinusoidal
+from posbench.encodings.base import Encoding, Hooks, Shape
+from posbench.encodings.bias import Alibi
+from posbench.encodings.rotary import Rope
+
+CLASSES: dict[str, type[Encoding]] = {
+    "none": Encoding,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "rope": Rope,
+    "alibi": Alibi,
+}
+
+
+def build(config: EncodingConfig, shape: Shape) -> Encoding:
+    """The encoding that `config` names, with its parameters not yet initialised."""
+    return CLASSES[config.name](config, shape)
+
+
+__all__ = ["CLASSES", "Encoding", "Hooks", "Shape", "build"]

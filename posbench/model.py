@@ -1,0 +1,198 @@
+"""A pre-norm decoder-only transformer that knows its encoding only through the contract.
+
+Shapes: B batch, T tokens, C width, H heads, D head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posbench.attention import Kernel, attend, choose
+from posbench.config import EncodingConfig, Mlp, ModelConfig, Norm
+from posbench.encodings import Encoding, Shape, build
+
+INIT_STD = 0.02
+
+
+def _norm(kind: Norm, width: int) -> nn.Module:
+    return nn.LayerNorm(width, bias=False) if kind is Norm.layernorm else nn.RMSNorm(width)
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention; the encoding's hooks say what position does."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+        self.q_norm = _norm(config.norm, config.head_size) if config.qk_norm else nn.Identity()
+        self.k_norm = _norm(config.norm, config.head_size) if config.qk_norm else nn.Identity()
+        self.kernel: Kernel | None = None  # None: the fastest exact one; tests set the oracle's
+
+    def forward(self, x: Tensor, encoding: Encoding, positions: Tensor, layer: int) -> Tensor:
+        B, T, C = x.shape
+        qkv = self.qkv(x).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        hooks = encoding.hooks(x, positions, layer)
+        mixed = attend(self.q_norm(q), self.k_norm(k), v, hooks, self.kernel)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(B, T, C))
+        return out
+
+
+class GeluMlp(nn.Module):
+    """Feed-forward layer with exact GELU, four times as wide inside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into = nn.Linear(width, 4 * width, bias=False)
+        self.out = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(F.gelu(self.into(x)))
+        return out
+
+
+class SwigluMlp(nn.Module):
+    """Gated feed-forward layer (Shazeer 2020), narrower inside for as many parameters as GELU's."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        inner = 8 * width // 3
+        self.into = nn.Linear(width, 2 * inner, bias=False)
+        self.out = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.into(x).chunk(2, dim=-1)
+        out: Tensor = self.out(value * F.silu(gate))
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each on the normalised stream and added to it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm1 = _norm(config.norm, config.width)
+        self.attention = Attention(config)
+        self.norm2 = _norm(config.norm, config.width)
+        self.mlp = GeluMlp(config.width) if config.mlp is Mlp.gelu else SwigluMlp(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, encoding: Encoding, positions: Tensor, layer: int) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x), encoding, positions, layer))
+        out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+        return out
+
+
+class GPT(nn.Module):
+    """Token ids [B, T] to next-token logits [B, T, V]."""
+
+    def __init__(self, config: ModelConfig, encoding: Encoding, vocabulary: int) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary = vocabulary
+        self.embedding = nn.Embedding(vocabulary, config.width)
+        self.encoding = encoding
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = _norm(config.norm, config.width)
+        self.head = None if config.tied else nn.Linear(config.width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Logits [B, T, V]; `positions` [T] are 0..T-1 unless given."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.encoding.embed(self.embedding(tokens), positions))
+        for layer, block in enumerate(self.blocks):
+            x = block(x, self.encoding, positions, layer)
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        return F.linear(self.norm(x), weight)
+
+    def use_kernel(self, kernel: Kernel | None) -> None:
+        """Compute every attention layer with `kernel`; None returns to the fastest exact one."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.attention.kernel = kernel
+
+    def kernels(self, device: str) -> list[Kernel]:
+        """The kernel of each layer on a device type, for the record."""
+        x = self.embedding.weight.new_zeros(1, 2, self.config.width)
+        positions = torch.arange(2, device=x.device)
+        with torch.no_grad():
+            hooks = [
+                self.encoding.hooks(x, positions, layer) for layer in range(self.config.layers)
+            ]
+        return [choose(each, device) for each in hooks]
+
+
+def build_model(
+    config: ModelConfig, encoding: EncodingConfig, context: int, vocabulary: int, seed: int
+) -> GPT:
+    """The model with its initial weights, float32 on the CPU.
+
+    Every parameter is drawn from a generator seeded by (seed, its name): weights that are not the
+    encoding's are bit-equal across encodings, so comparisons with one seed are paired.
+    """
+    model = GPT(config, build(encoding, shape_of(config, context)), vocabulary)
+    initialise(model, seed)
+    return model
+
+
+def shape_of(config: ModelConfig, context: int) -> Shape:
+    """What an encoding may know of a model of this size trained at `context` tokens."""
+    return Shape(config.layers, config.heads, config.head_size, config.width, context)
+
+
+def initialise(model: GPT, seed: int) -> None:
+    """GPT-2's initialisation: normal weights, smaller into the residual stream by its depth."""
+    residual = INIT_STD / math.sqrt(2 * model.config.layers)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("encoding."):
+                continue
+            if parameter.dim() < 2:
+                parameter.fill_(1.0)
+                continue
+            std = residual if name.endswith(".out.weight") else INIT_STD
+            parameter.normal_(0.0, std, generator=seeded(seed, name))
+        model.encoding.initialise(lambda name: seeded(seed, f"encoding.{name}"))
+
+
+def seeded(seed: int, name: str) -> torch.Generator:
+    """A CPU generator of its own for (seed, name)."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-likelihood in nats of each target [B, T], from float32 logits."""
+    exact = logits.double() if logits.dtype is torch.float64 else logits.float()
+    flat = F.cross_entropy(exact.flatten(0, 1), targets.flatten(), reduction="none")
+    return flat.view_as(targets)
+
+
+def decay_groups(model: GPT) -> tuple[list[str], list[str]]:
+    """Names of the parameters that weight decay shrinks, and of those that it leaves alone.
+
+    Decayed: matrices that multiply activations. Not decayed: norms, the token table and whatever
+    belongs to the encoding, where a pull towards zero would change what is compared.
+    """
+    decayed, kept = [], []
+    for name, parameter in model.named_parameters():
+        is_table = name.startswith(("embedding.", "encoding."))
+        (kept if is_table or parameter.dim() < 2 else decayed).append(name)
+    return decayed, kept
+
+
+def flops_per_token(model: GPT, length: int) -> int:
+    """Training FLOPs per token, 6 N + 12 layers C T (PaLM, app. B), full square attention."""
+    config = model.config
+    own = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("encoding."))
+    matrices = own if config.tied else own - model.embedding.weight.numel()
+    return 6 * matrices + 12 * config.layers * config.width * length

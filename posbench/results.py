@@ -1,0 +1,205 @@
+"""The results table: one tidy row per (run, extension, protocol, metric, length), and its files."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from posbench.files import write_json, write_text
+
+SCHEMA_VERSION = 1
+
+
+class Status(StrEnum):
+    """What became of one cell. A cell is never blank and an infinity never dropped."""
+
+    ok = "ok"
+    unsupported = "unsupported"
+    nonfinite = "nonfinite"
+    oom = "oom"
+    skipped = "skipped"
+    not_enough_data = "not_enough_data"
+
+
+@dataclass
+class Row:
+    """One measurement. Losses are nats per token; `value` is the metric, `ppl` its perplexity."""
+
+    run_id: str
+    encoding: str
+    extension: str
+    variant: str
+    model: str
+    seed: int
+    train_length: int
+    eval_length: int
+    ratio: float
+    protocol: str
+    metric: str = "ppl"
+    value: float | None = None
+    nll: float | None = None
+    ppl: float | None = None
+    bpb: float | None = None
+    ci_lo: float | None = None  # 95 % interval of `value`, documents resampled
+    ci_hi: float | None = None
+    n_targets: int = 0
+    n_docs: int = 0
+    n_nonfinite: int = 0
+    min_context: int | None = None  # tokens a target can see: the fewest, and the mean
+    mean_context: float | None = None
+    targets_sha256: str = ""
+    corpus_fingerprint: str = ""
+    tokenizer_sha256: str = ""
+    status: Status = Status.ok
+    reason: str = ""
+    seconds: float | None = None
+    tokens_per_s: float | None = None
+    peak_mem_mb: float | None = None
+
+
+COLUMNS = tuple(item.name for item in dataclasses.fields(Row))
+
+
+@dataclass
+class PositionCurve:
+    """Mean loss by position in the window, in buckets [lo, hi)."""
+
+    run_id: str
+    encoding: str
+    extension: str
+    seed: int
+    train_length: int
+    eval_length: int
+    lo: list[int]
+    hi: list[int]
+    nll: list[float]
+    sd: list[float]
+    n: list[int]
+
+
+@dataclass
+class DocumentLoss:
+    """Summed loss of one document's targets: enough to bootstrap or pair again."""
+
+    run_id: str
+    extension: str
+    protocol: str
+    eval_length: int
+    document: str
+    sum_nll: float
+    n: int
+
+
+@dataclass
+class Evaluation:
+    """Everything one `eval-extrapolate` measured.
+
+    `provenance` holds the protocol, versions, device and command; `runs` one mapping per evaluated
+    run: run_id, folder, encoding, model, seed, train_length, parameters, encoding_parameters,
+    tokens, train_tokens_per_s, train_peak_mem_mb, validation_nll, checkpoint_sha256, corpus,
+    tokenizer, unigram_ppl (perplexity of the corpus's token frequencies on the test split).
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    curves: list[PositionCurve] = field(default_factory=list)
+    documents: list[DocumentLoss] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def merged(self, other: Evaluation) -> Evaluation:
+        """Both evaluations as one; a run that both hold is listed once."""
+        known = {run["run_id"] for run in self.runs}
+        return Evaluation(
+            rows=self.rows + other.rows,
+            curves=self.curves + other.curves,
+            documents=self.documents + other.documents,
+            runs=self.runs + [run for run in other.runs if run["run_id"] not in known],
+            provenance=self.provenance or other.provenance,
+        )
+
+
+def write_results(evaluation: Evaluation, folder: Path) -> None:
+    """Write results.csv, results.json, position.csv and per_doc.csv into `folder`."""
+    rows = [dataclasses.asdict(row) for row in evaluation.rows]
+    write_text(folder / "results.csv", _csv(COLUMNS, [[row[c] for c in COLUMNS] for row in rows]))
+    curves = [
+        [c.run_id, c.encoding, c.extension, c.seed, c.train_length, c.eval_length, *bucket]
+        for c in evaluation.curves
+        for bucket in zip(c.lo, c.hi, c.nll, c.sd, c.n, strict=True)
+    ]
+    heads = ("run_id", "encoding", "extension", "seed", "train_length", "eval_length")
+    buckets = ("bucket_lo", "bucket_hi", "nll", "sd", "n")
+    write_text(folder / "position.csv", _csv(heads + buckets, curves))
+    documents = [list(dataclasses.astuple(each)) for each in evaluation.documents]
+    names = tuple(item.name for item in dataclasses.fields(DocumentLoss))
+    write_text(folder / "per_doc.csv", _csv(names, documents))
+    write_json(
+        folder / "results.json",
+        {
+            "schema_version": SCHEMA_VERSION,
+            "provenance": evaluation.provenance,
+            "runs": evaluation.runs,
+            "rows": [{key: _json(value) for key, value in row.items()} for row in rows],
+            "curves": [_finite_lists(dataclasses.asdict(curve)) for curve in evaluation.curves],
+            "documents": [
+                {key: _json(value) for key, value in dataclasses.asdict(each).items()}
+                for each in evaluation.documents
+            ],
+        },
+    )
+
+
+def read_results(folder: Path) -> Evaluation:
+    """The evaluation saved in `folder`/results.json; raises ValueError if it is not one of ours."""
+    import json
+
+    saved = json.loads((folder / "results.json").read_text())
+    version = saved.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"{folder}/results.json has schema {version}, not {SCHEMA_VERSION}")
+    rows = [
+        Row(**{key: _number(value) for key, value in row.items()} | {"status": Status(row["status"])})
+        for row in saved["rows"]
+    ]
+    curves = [
+        PositionCurve(**{k: _numbers(v) if k in ("nll", "sd") else v for k, v in curve.items()})
+        for curve in saved["curves"]
+    ]
+    documents = [
+        DocumentLoss(**{key: _number(value) for key, value in each.items()})
+        for each in saved["documents"]
+    ]
+    return Evaluation(rows, curves, documents, saved["runs"], saved["provenance"])
+
+
+def _csv(header: tuple[str, ...], rows: list[list[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([["" if value is None else value for value in row] for row in rows])
+    return text.getvalue()
+
+
+def _json(value: Any) -> Any:
+    """JSON has no infinities: they are written as the words "inf", "-inf" and "nan"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _number(value: Any) -> Any:
+    return float(value) if value in ("inf", "-inf", "nan") else value
+
+
+def _finite_lists(curve: dict[str, Any]) -> dict[str, Any]:
+    return {k: [_json(x) for x in v] if isinstance(v, list) else v for k, v in curve.items()}
+
+
+def _numbers(values: list[Any]) -> list[float]:
+    return [float(value) for value in values]

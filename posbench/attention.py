@@ -57,6 +57,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, kernel: Kernel | None 
     kernel = kernel or choose(hooks, q.device.type)
     if hooks.attend is not None:
         return hooks.attend(q, k, v)
+    q, k, scale = _placed(q, k, hooks)
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    # Autocast would round biases, and the positions behind them, to eight bits (257 becomes 256),
+    # and copy the strided table to its full T x T.
+    with torch.autocast(q.device.type, enabled=False):
+        return _KERNELS[kernel](q, k, v, hooks, scale)
+
+
+def _placed(q: Tensor, k: Tensor, hooks: Hooks) -> tuple[Tensor, Tensor, float]:
+    """q and k after rotation and a temperature per query, and the scale q.k still needs."""
     scale = 1 / math.sqrt(q.shape[-1])  # of the head size, before any widening by `rotate`
     if hooks.rotate is not None:
         q, k = hooks.rotate(q, k)
@@ -64,7 +74,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, kernel: Kernel | None 
         q = (q * hooks.temperature.unsqueeze(-1)).to(q.dtype)
     else:
         scale *= hooks.temperature
-    return _KERNELS[kernel](q, k, v, hooks, scale)
+    return q, k, scale
+
+
+def score_rows(q: Tensor, k: Tensor, hooks: Hooks, rows: list[int]) -> list[Tensor]:
+    """Scores [B, H, i + 1] of each query i in `rows` before the softmax, as `dense` has them."""
+    q, k, scale = _placed(q, k, hooks)
+    return [_scores(q[:, :, i : i + 1], k[:, :, : i + 1], hooks, scale, i)[:, :, 0] for i in rows]
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, scale: float) -> Tensor:
@@ -129,9 +145,9 @@ def _scores(q: Tensor, k: Tensor, hooks: Hooks, scale: float, start: int) -> Ten
 
 def flex(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, scale: float) -> Tensor:
     """FlexAttention: one fused kernel for biases and masks given by index."""
-    length = q.shape[-2]
+    batch, heads, length, _ = q.shape
     score_mod = _flex_score_mod(hooks, length, q)
-    mask = _block_mask(length, hooks.mask_mod, str(q.device))
+    mask = _block_mask(batch, heads, length, hooks.mask_mod, str(q.device))
     kernel = _flex_kernel(q.device.type)
     out: Tensor = kernel(q, k, v, score_mod=score_mod, block_mask=mask, scale=scale)
     return out
@@ -168,14 +184,17 @@ def _flex_kernel(device: str) -> Callable[..., Any]:
 
 
 @lru_cache(maxsize=64)
-def _block_mask(length: int, mask_mod: MaskMod | None, device: str) -> Any:
+def _block_mask(batch: int, heads: int, length: int, mask_mod: MaskMod | None, device: str) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     def keep(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         causal = i >= j
         return causal if mask_mod is None else causal & mask_mod(b, h, i, j)
 
-    return create_block_mask(keep, None, None, length, length, device=device)
+    if mask_mod is None:
+        return create_block_mask(keep, None, None, length, length, device=device)
+    # Shared over heads, the list of blocks to visit would be that of head 0 for all of them.
+    return create_block_mask(keep, batch, heads, length, length, device=device)
 
 
 _KERNELS: dict[Kernel, Callable[..., Tensor]] = {

@@ -104,13 +104,20 @@ class GPT(nn.Module):
         self.norm = _norm(config.norm, config.width)
         self.head = None if config.tied else nn.Linear(config.width, vocabulary, bias=False)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits [B, T, V]; `positions` [T] are 0..T-1 unless given."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, last: int | None = None
+    ) -> Tensor:
+        """Logits [B, T, V]; `positions` [T] are 0..T-1 unless given.
+
+        With `last`, logits [B, last, V] of the last tokens alone: the head is most of the memory.
+        """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.encoding.embed(self.embedding(tokens), positions))
         for layer, block in enumerate(self.blocks):
             x = block(x, self.encoding, positions, layer)
+        if last is not None:
+            x = x[:, -last:]
         weight = self.embedding.weight if self.head is None else self.head.weight
         return F.linear(self.norm(x), weight)
 

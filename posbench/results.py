@@ -103,7 +103,8 @@ class Evaluation:
     `provenance` holds the protocol, versions, device and command; `runs` one mapping per evaluated
     run: run_id, folder, encoding, model, seed, train_length, parameters, encoding_parameters,
     tokens, train_tokens_per_s, train_peak_mem_mb, validation_nll, checkpoint_sha256, corpus,
-    tokenizer, unigram_ppl (perplexity of the corpus's token frequencies on the test split).
+    tokenizer, unigram_ppl (perplexity of the corpus's token frequencies on the test split), and
+    settings_id (a hash of all settings but the seed: only runs that share it are averaged).
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -143,14 +144,11 @@ def write_results(evaluation: Evaluation, folder: Path) -> None:
         folder / "results.json",
         {
             "schema_version": SCHEMA_VERSION,
-            "provenance": evaluation.provenance,
-            "runs": evaluation.runs,
-            "rows": [{key: _json(value) for key, value in row.items()} for row in rows],
-            "curves": [_finite_lists(dataclasses.asdict(curve)) for curve in evaluation.curves],
-            "documents": [
-                {key: _json(value) for key, value in dataclasses.asdict(each).items()}
-                for each in evaluation.documents
-            ],
+            "provenance": _json(evaluation.provenance),
+            "runs": _json(evaluation.runs),
+            "rows": _json(rows),
+            "curves": _json([dataclasses.asdict(curve) for curve in evaluation.curves]),
+            "documents": _json([dataclasses.asdict(each) for each in evaluation.documents]),
         },
     )
 
@@ -160,22 +158,14 @@ def read_results(folder: Path) -> Evaluation:
     import json
 
     saved = json.loads((folder / "results.json").read_text())
-    version = saved.get("schema_version")
+    version = saved.get("schema_version") if isinstance(saved, dict) else None
     if version != SCHEMA_VERSION:
         raise ValueError(f"{folder}/results.json has schema {version}, not {SCHEMA_VERSION}")
-    rows = [
-        Row(**{key: _number(value) for key, value in row.items()} | {"status": Status(row["status"])})
-        for row in saved["rows"]
-    ]
-    curves = [
-        PositionCurve(**{k: _numbers(v) if k in ("nll", "sd") else v for k, v in curve.items()})
-        for curve in saved["curves"]
-    ]
-    documents = [
-        DocumentLoss(**{key: _number(value) for key, value in each.items()})
-        for each in saved["documents"]
-    ]
-    return Evaluation(rows, curves, documents, saved["runs"], saved["provenance"])
+    rows = [Row(**_numbers(row) | {"status": Status(row["status"])}) for row in saved["rows"]]
+    curves = [PositionCurve(**_numbers(curve)) for curve in saved["curves"]]
+    documents = [DocumentLoss(**_numbers(each)) for each in saved["documents"]]
+    runs = [_numbers(run) for run in saved["runs"]]
+    return Evaluation(rows, curves, documents, runs, saved["provenance"])
 
 
 def _csv(header: tuple[str, ...], rows: list[list[Any]]) -> str:
@@ -186,20 +176,26 @@ def _csv(header: tuple[str, ...], rows: list[list[Any]]) -> str:
     return text.getvalue()
 
 
+_NAMES = ("run_id", "document", "encoding", "extension", "variant", "model", "reason", "folder")
+
+
 def _json(value: Any) -> Any:
     """JSON has no infinities: they are written as the words "inf", "-inf" and "nan"."""
+    if isinstance(value, dict):
+        return {key: _json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
+def _numbers(saved: dict[str, Any]) -> dict[str, Any]:
+    """Undo `_json` for one record; a document that is called "nan" keeps its name."""
+    return {key: value if key in _NAMES else _number(value) for key, value in saved.items()}
+
+
 def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_number(each) for each in value]
     return float(value) if value in ("inf", "-inf", "nan") else value
-
-
-def _finite_lists(curve: dict[str, Any]) -> dict[str, Any]:
-    return {k: [_json(x) for x in v] if isinstance(v, list) else v for k, v in curve.items()}
-
-
-def _numbers(values: list[Any]) -> list[float]:
-    return [float(value) for value in values]

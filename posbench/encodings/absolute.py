@@ -8,23 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import LearnedConfig, SineLayout, SinusoidalConfig
-from posbench.encodings.base import Encoding, Generators, Shape, precise
+from posbench.encodings.base import Encoding, Generators, Shape
 from posbench.errors import UnsupportedError
 
 
 def sinusoids(positions: Tensor, width: int, base: float, layout: SineLayout) -> Tensor:
-    """Sine and cosine features [T, width] of `positions` [T] (Vaswani et al. 2017, section 3.5).
+    """Sine and cosine features of `positions` [T], float64 [T, width] (Vaswani et al. 2017, 3.5).
 
     Pair c turns by positions * base^(-2c/width). An odd width has one sine more than cosines.
     """
     pairs = (width + 1) // 2
     exponents = torch.arange(pairs, device=positions.device, dtype=torch.float64) * (2 / width)
-    frequencies = (base**-exponents).to(positions.dtype)
-    angles = torch.outer(positions, frequencies)
+    angles = torch.outer(positions.double(), base**-exponents)
     sines, cosines = angles.sin(), angles.cos()[:, : width // 2]
     if layout is SineLayout.concat:
         return torch.cat((sines, cosines), dim=-1)
-    features = positions.new_empty(len(positions), width)
+    features = angles.new_empty(len(positions), width)
     features[:, 0::2] = sines
     features[:, 1::2] = cosines
     return features
@@ -37,12 +36,11 @@ class Sinusoidal(Encoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         config = self.config
-        exact = positions.to(precise(x.dtype))
-        features = sinusoids(exact, x.shape[-1], config.base, config.layout)
+        features = sinusoids(positions, x.shape[-1], config.base, config.layout)
         return x + (config.scale * features).to(x.dtype)
 
     def describe(self, length: int) -> dict[str, Any]:
-        positions = torch.arange(length, dtype=torch.float64)
+        positions = torch.arange(length)
         table = sinusoids(positions, self.shape.width, self.config.base, self.config.layout)
         return {"table": self.config.scale * table}
 

@@ -65,7 +65,7 @@ class Hooks(NamedTuple):
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for positions, angles and biases: float32 for every model but a float64 one."""
+    """The dtype for cos, sin, distances and biases: float32 for all models but a float64 one."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 

@@ -78,9 +78,7 @@ def yarn_range(
     return pair_turning(fast), pair_turning(slow)
 
 
-def yarn(
-    inverse: Tensor, s: float, theta: float, train_length: int, options: YarnConfig
-) -> Tensor:
+def yarn(inverse: Tensor, s: float, theta: float, train_length: int, options: YarnConfig) -> Tensor:
     """YaRN's frequencies: fast pairs as they are, slow pairs divided by s, a ramp between.
 
     Peng et al. 2023, section 3.2, with the ramp linear in the pair's number as in the authors'
@@ -96,11 +94,13 @@ def yarn(
         high += 0.001
     ramp = (torch.arange(pairs, device=inverse.device, dtype=inverse.dtype) - low) / (high - low)
     interpolate = ramp.clamp(0, 1)
-    return inverse / s * interpolate + inverse * (1 - interpolate)
+    return inverse * (interpolate / s + (1 - interpolate))  # the sum is exactly 1 at s = 1
 
 
 def yarn_factor(s: float, options: YarnConfig) -> float:
     """Factor on cos and sin; scores are multiplied by its square (Peng et al. 2023, eq. 22)."""
+    if s <= 1:
+        return 1.0
     if options.attention_factor is not None:
         return options.attention_factor
-    return 0.1 * math.log(s) + 1.0 if s > 1 else 1.0
+    return 0.1 * math.log(s) + 1.0

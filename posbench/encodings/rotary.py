@@ -66,7 +66,13 @@ class Rope(Encoding):
         return getattr(self.extension, "factor", 1.0) is not None
 
     def extend(self, extension: ExtensionConfig) -> None:
+        if self.size == 0:  # nothing is rotated, so there is nothing to stretch
+            return super().extend(extension)
+        plain = inverse_frequencies(self.size, self.config.theta)
+        length = self.shape.train_length
+        extended(plain, self.config.theta, length, length, extension)  # refuse now, not in a layer
         self.extension = extension
+        return None
 
     def frequencies(self, length: int, device: torch.device | None) -> tuple[Tensor, float]:
         """Inverse frequencies float64 [pairs] and factor on cos and sin, for a text of `length`."""
@@ -74,10 +80,13 @@ class Rope(Encoding):
         return extended(plain, self.config.theta, self.shape.train_length, length, self.extension)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, pairs] in `dtype`, each times the extension's factor."""
+        """cos and sin [T, pairs] in `dtype`, each times the extension's factor.
+
+        The angles are float64: in float32 they are off by 0.004 radians at position 65,536.
+        """
         inverse, factor = self.frequencies(len(positions), positions.device)
-        angles = torch.outer(positions.to(dtype), inverse.to(dtype))
-        return angles.cos() * factor, angles.sin() * factor
+        angles = torch.outer(positions.double(), inverse)
+        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
         if self.size == 0:

@@ -1,0 +1,123 @@
+"""The command line: a table of commands, and how each of them may end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+
+from posbench.errors import Exit, Interrupted, PosbenchError, UserError
+from posbench.version import __version__
+
+Command = Callable[[list[str]], None]
+
+
+def _settings_command(name: str, words: list[str]) -> None:
+    from posbench.cli.apps import run_app
+
+    run_app(name, words)
+
+
+def _list(words: list[str]) -> None:
+    from posbench.cli.listing import run_list
+
+    run_list(words)
+
+
+def _sample(words: list[str]) -> None:
+    from posbench.cli.plain import sample
+
+    sample(words)
+
+
+def _report(words: list[str]) -> None:
+    from posbench.cli.plain import report
+
+    report(words)
+
+
+def _completion(words: list[str]) -> None:
+    from posbench.cli.completion import run_completion
+
+    run_completion(words)
+
+
+COMMANDS: dict[str, tuple[str, Command]] = {
+    "train": ("train one model with one encoding, or a sweep", partial(_settings_command, "train")),
+    "eval-extrapolate": (
+        "measure perplexity at 1x, 2x, 4x the training length",
+        partial(_settings_command, "eval-extrapolate"),
+    ),
+    "inspect": ("show an encoding's numbers", partial(_settings_command, "inspect")),
+    "list": ("what there is: encodings, extensions, models, data, experiments", _list),
+    "sample": ("let a trained model write", _sample),
+    "report": ("write the report of an evaluation again", _report),
+    "completion": ("print a completion script for bash, zsh or fish", _completion),
+}
+
+
+def usage() -> str:
+    """What `posbench --help` prints."""
+    lines = [
+        "posbench measures what a positional encoding does to perplexity beyond the training length.",
+        "",
+        "usage: posbench COMMAND [key=value ...]",
+        "",
+        *(f"  {name:<18}{text}" for name, (text, _) in COMMANDS.items()),
+        "",
+        "posbench COMMAND --help explains a command; posbench --version prints the version.",
+        "",
+        "  posbench train -m encoding=rope,alibi    two models, side by side",
+        "  posbench eval-extrapolate                their perplexity at 1x, 2x and 4x",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command line; the exit code says how it ended (see errors.Exit)."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        dispatch(words)
+        sys.stdout.flush()
+    except PosbenchError as error:
+        return _fail(str(error), error.code)
+    except KeyboardInterrupt:
+        return _fail("interrupted.", Exit.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader went away (`posbench list | head`): nothing is left to say, to nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else Exit.OK
+    except MemoryError:
+        return _fail("the machine ran out of memory.", Exit.MEMORY)
+    except Exception as error:
+        traceback.print_exc()
+        return _fail(f"{type(error).__name__}: {error} -- this is a bug in posbench.", Exit.FAILED)
+    return Exit.OK
+
+
+def _fail(message: str, code: Exit) -> int:
+    print(f"posbench: {message}", file=sys.stderr, flush=True)
+    return int(code)
+
+
+def dispatch(words: list[str]) -> None:
+    """Run the command that the first word names."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+    elif words[0] in ("--version", "-V"):
+        print(f"posbench {__version__}")
+    elif words[0] in COMMANDS:
+        COMMANDS[words[0]][1](words[1:])
+    else:
+        from posbench.cli.matching import did_you_mean
+
+        hint = did_you_mean(words[0], COMMANDS, "posbench {}")
+        known = ", ".join(COMMANDS)
+        raise UserError(f"{words[0]!r} is not a command.{hint} Commands: {known}.")
+
+
+__all__ = ["COMMANDS", "Interrupted", "main"]

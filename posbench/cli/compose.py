@@ -1,0 +1,97 @@
+"""From YAML groups and overrides to typed settings. Below this module no Hydra object exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from datetime import datetime
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from posbench import config
+from posbench.cli import arguments, mistakes
+from posbench.cli.space import APPS, App, configs_folder
+from posbench.errors import UserError
+
+VERSION_BASE = "1.3"
+
+# A group's key in the root schema has the base type, so that any option of the group fits in.
+_BASES: dict[str, type[Any]] = {
+    "encoding": config.EncodingConfig,
+    "extension": config.ExtensionConfig,
+    "data": config.DataConfig,
+    "tokenizer": config.TokenizerConfig,
+}
+
+
+def register() -> None:
+    """Make the dataclasses known to Hydra. At the root of the store, where no group lists them."""
+    store = ConfigStore.instance()
+    for name, root in (
+        ("train_settings", config.TrainSettings),
+        ("eval_settings", config.EvalSettings),
+        ("inspect_settings", config.InspectSettings),
+    ):
+        fields = {item.name for item in dataclasses.fields(root)}
+        bases = {group: base() for group, base in _BASES.items() if group in fields}
+        store.store(name=name, node=root(**bases))
+    for group, table in config.GROUPS.items():
+        for option, kind in table.items():
+            store.store(name=f"{group}_{option}", node=kind, package=group)
+    # Two starts in one second must not share a folder: the clock and four random digits.
+    OmegaConf.register_new_resolver("posbench.stamp", stamp, use_cache=True, replace=True)
+
+
+def stamp() -> str:
+    """Name of a folder made now: sorts by time, and does not collide."""
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+
+
+def settings_of(composed: DictConfig) -> config.Settings:
+    """The typed settings of a composed config, checked; raises UserError."""
+    settings: config.Settings = OmegaConf.to_object(composed)  # type: ignore[assignment]
+    for group, table in config.GROUPS.items():
+        node = getattr(settings, group, None)
+        if node is not None and table.get(node.name) is not type(node):
+            raise UserError(
+                f"{group}.name={node.name} cannot be set; choose with {group}=OPTION instead."
+            )
+    if isinstance(settings, config.EvalSettings):
+        _check_runs(settings.runs)
+    config.check(settings)
+    if isinstance(settings, config.InspectSettings):
+        config.check_extension(settings)
+    return settings
+
+
+def _check_runs(runs: Any) -> None:
+    members = runs if isinstance(runs, list) else [runs]
+    if runs is not None and not all(isinstance(member, str) and member for member in members):
+        raise UserError(f"runs={runs} must be a folder, a glob, or a list of them: runs=[a,b].")
+
+
+def configure(command: str, *overrides: str) -> config.Settings:
+    """The settings that `posbench COMMAND OVERRIDES` would use; raises UserError."""
+    app = app_of(command)
+    register()
+    words = [arguments.prepare(app, word, multirun=False) for word in overrides]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(configs_folder()), version_base=VERSION_BASE):
+            return settings_of(compose(app.command, words))
+    except Exception as error:
+        message = mistakes.explain(error, app, words)
+        if message is None:
+            raise
+        raise UserError(message) from error
+
+
+def app_of(command: str) -> App:
+    """The app of a command; raises UserError for a command that takes no settings."""
+    if command not in APPS:
+        raise UserError(f"{command!r} takes no settings; these do: {', '.join(APPS)}.")
+    return APPS[command]

@@ -1,0 +1,90 @@
+"""Commands that take plain words: no groups, no sweeps, no Hydra."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from posbench.cli.matching import did_you_mean
+from posbench.errors import UserError
+
+SAMPLE_HELP = """posbench sample RUN [key=value ...]: let a trained model write.
+
+  RUN               folder of a finished run
+  prompt=TEXT       what it goes on from; without one it starts like a document
+  tokens=200        tokens to write
+  temperature=0.8   0 takes the likeliest token each time
+  seed=0            same seed, same text
+
+  posbench sample outputs/train/20261130-061502-1f3a-rope prompt="def main(" tokens=100"""
+
+REPORT_HELP = """posbench report PATH...: write report.md, report.html and curves.png again.
+
+  PATH              folder of an evaluation, one that holds results.json
+
+  posbench report outputs/eval-extrapolate/20261130-070000-9c41"""
+
+
+def split(
+    command: str, words: list[str], kinds: dict[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Positional words, and `key=value` ones converted by `kinds`; raises UserError."""
+    places: list[str] = []
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key in kinds and equals:
+            values[key] = _convert(key, value, kinds[key])
+        elif equals and key.isidentifier() and not Path(word).exists():
+            hint = did_you_mean(key, kinds)
+            raise UserError(f"{key} is not a setting of posbench {command}.{hint}")
+        elif word.startswith("-"):
+            raise UserError(f"posbench {command} has no option {word}; see its --help.")
+        else:
+            places.append(word)
+    return places, values
+
+
+def _convert(key: str, value: str, kind: Any) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        words = {int: "a whole number", float: "a number"}
+        raise UserError(f"{key}={value} is not valid: {key} must be {words[kind]}.") from None
+
+
+def sample(words: list[str]) -> None:
+    """`posbench sample`."""
+    if "--help" in words or "-h" in words:
+        print(SAMPLE_HELP)
+        return
+    kinds = {"prompt": str, "tokens": int, "temperature": float, "seed": int}
+    places, values = split("sample", words, kinds)
+    if len(places) != 1:
+        raise UserError("posbench sample takes one run: posbench sample RUN [prompt=TEXT].")
+    if values.get("tokens", 1) < 1:
+        raise UserError(f"tokens={values['tokens']} is too small; the least is 1.")
+    if not 0 <= values.get("temperature", 0.8) < float("inf"):
+        raise UserError(f"temperature={values['temperature']} must be 0 or a positive number.")
+    from posbench.sampling import run_sample
+
+    run_sample(
+        Path(places[0]),
+        values.get("prompt"),
+        values.get("tokens", 200),
+        values.get("temperature", 0.8),
+        values.get("seed", 0),
+    )
+
+
+def report(words: list[str]) -> None:
+    """`posbench report`."""
+    if "--help" in words or "-h" in words:
+        print(REPORT_HELP)
+        return
+    places, _ = split("report", words, {})
+    if not places:
+        raise UserError("posbench report takes the folder of an evaluation: posbench report PATH.")
+    from posbench.report import run_report
+
+    run_report([Path(place) for place in places])

@@ -1,0 +1,60 @@
+"""How many jobs run side by side, and on what: GPUs and cores, found without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def slots(jobs: int, asked: int | None, gpus: Sequence[str]) -> list[dict[str, str]]:
+    """What each place for a job adds to its environment.
+
+    One job per GPU, or per core: two one-thread jobs do more together than one job on two threads.
+    Threads are set in the environment, so a job's settings are those of a run by itself.
+    """
+    places = asked or len(gpus) or cores()
+    places = max(1, min(places, jobs))
+    threads = {} if "OMP_NUM_THREADS" in os.environ else _threads(max(1, cores() // places))
+    if not gpus:
+        return [threads] * places
+    return [{**threads, "CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} for n in range(places)]
+
+
+def _threads(count: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count)}
+
+
+def cores() -> int:
+    """Cores this process may use: its affinity, and a container's quota."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(available or 1, _quota()))
+
+
+def _quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    try:
+        quota, period = path.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        return 1_000_000
+
+
+def visible_gpus() -> list[str]:
+    """GPUs (or MIG slices) that jobs may use, as CUDA_VISIBLE_DEVICES names them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        listed = subprocess.run(
+            [tool, "-L"], capture_output=True, text=True, timeout=20, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    slices = re.findall(r"^\s+MIG .*\(UUID: (MIG-[^)]+)\)", listed, re.MULTILINE)
+    return slices or re.findall(r"^GPU (\d+):", listed, re.MULTILINE)

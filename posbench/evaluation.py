@@ -1,0 +1,366 @@
+"""Protocol v1: perplexity at multiples of the training length, on the same targets for everyone.
+
+controlled   windows of L tokens that end at the same targets for every L: what longer context does
+             to the very same tokens. The headline.
+nonoverlap   the same spans cut into blocks of L tokens, all targets scored: the number of most
+             papers. It includes the early-token effect: long blocks have fewer tokens with little
+             context.
+position     one pass over the spans at the longest length: mean loss by position, and the
+             perplexity of the first L positions.
+
+Losses are summed in float64 and divided by the number of targets, then exponentiated.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from posbench.config import EvalConfig, Protocol
+from posbench.data import Split
+from posbench.errors import OutOfMemoryError, UnsupportedError, UserError
+from posbench.model import GPT
+from posbench.results import DocumentLoss, Evaluation, PositionCurve, Row, Status
+from posbench.runtime import Runtime
+from posbench.scoring import Losses, Scored, window_losses
+from posbench.statistics import bootstrap_interval, perplexity
+from posbench.targets import Targets, anchors, spans
+
+LONGEST_RATIO = 4.0  # targets are chosen for at least this, so 1x alone scores the same tokens
+MAX_TARGETS = {"cpu": 16_384, "cuda": 131_072}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model to be evaluated, with what identifies its rows."""
+
+    model: GPT
+    row: Row  # run_id, encoding, extension, model, seed, train_length, fingerprints filled in
+    split: Split
+    byte_lengths: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is scored, before any model is looked at."""
+
+    lengths: dict[float, int]
+    longest: int
+    anchors: Targets
+    spans: Targets
+    shortage: str  # why there is nothing to score; empty if there is
+
+
+def plan(split: Split, train_length: int, config: EvalConfig, device: str) -> Plan:
+    """Lengths and targets for one split. Raises UserError for settings that contradict."""
+    lengths = {ratio: round(ratio * train_length) for ratio in config.ratios}
+    for ratio, length in lengths.items():
+        if length < 2:
+            raise UserError(f"eval.ratios holds {ratio}: {length} tokens; the least is 2.")
+    size = config.anchor_targets or min(256, train_length // 2)
+    shortest = min(lengths.values())
+    if size > shortest:
+        raise UserError(
+            f"eval.ratios asks for windows of {shortest} tokens, too short for {size} targets. "
+            f"Set eval.anchor_targets={shortest} or less."
+        )
+    longest = max(round(LONGEST_RATIO * train_length), *lengths.values())
+    most = config.max_targets or MAX_TARGETS[device]
+    chosen = anchors(split, longest, size, most)
+    shortage = ""
+    if not len(chosen):
+        shortage = (
+            f"no test document of data={split.corpus} has {longest + 1} tokens; "
+            f"the longest has {int(max(split.lengths, default=0))}"
+        )
+    return Plan(
+        lengths, longest, chosen, spans(split, longest, config.span_tokens or 4 * most), shortage
+    )
+
+
+def evaluate_model(
+    subject: Subject,
+    plan: Plan,
+    config: EvalConfig,
+    runtime: Runtime,
+    scored: Scored = lambda _: None,
+) -> Evaluation:
+    """All cells of one model: a row for each protocol and length, each with a status."""
+    cells = _Cells(subject, plan, config, runtime, scored)
+    for protocol in config.protocols:
+        cells.fill(protocol)
+    return cells.evaluation
+
+
+def planned_tokens(plan: Plan, config: EvalConfig) -> int:
+    """Tokens that go through the model for one subject, about: for a progress bar."""
+    lengths = list(plan.lengths.values())
+    cost = {
+        Protocol.controlled: len(plan.anchors) * sum(lengths),
+        Protocol.nonoverlap: len(plan.spans) * plan.longest * len(lengths),
+        Protocol.position: len(plan.spans) * max(lengths),
+    }
+    return sum(cost[protocol] for protocol in config.protocols)
+
+
+class _Cells:
+    """Fills the cells of one subject; passes that two protocols share are made once."""
+
+    def __init__(
+        self, subject: Subject, plan: Plan, config: EvalConfig, runtime: Runtime, scored: Scored
+    ) -> None:
+        self.subject, self.plan, self.config = subject, plan, config
+        self.runtime, self.scored = runtime, scored
+        self.evaluation = Evaluation()
+        self._passes: dict[int, Losses] = {}
+
+    def fill(self, protocol: Protocol) -> None:
+        measure: dict[Protocol, Callable[[int], _Cell]] = {
+            Protocol.controlled: self._controlled,
+            Protocol.nonoverlap: self._nonoverlap,
+            Protocol.position: self._position,
+        }
+        for ratio, length in self.plan.lengths.items():
+            row = replace(
+                self.subject.row, protocol=protocol.value, eval_length=length, ratio=ratio
+            )
+            self._fill_row(row, measure[protocol])
+        if protocol is Protocol.position:
+            self._curve()
+
+    def _fill_row(self, row: Row, measure: Callable[[int], _Cell]) -> None:
+        self.evaluation.rows.append(row)
+        started = time.perf_counter()
+        try:
+            self._refuse(row.eval_length)
+            cell = measure(row.eval_length)
+        except UnsupportedError as reason:
+            row.status, row.reason = Status.unsupported, str(reason)
+            return
+        except OutOfMemoryError as reason:
+            row.status, row.reason = Status.oom, str(reason)
+            return
+        except _ShortageError as reason:
+            row.status, row.reason = Status.not_enough_data, str(reason)
+            return
+        row.seconds = time.perf_counter() - started
+        row.tokens_per_s = cell.tokens / row.seconds
+        row.peak_mem_mb = self.runtime.peak_memory_mb()
+        self._summarise(row, cell)
+
+    def _refuse(self, length: int) -> None:
+        """Raise for a length that cannot be measured, before any work."""
+        if self.plan.shortage:
+            raise _ShortageError(self.plan.shortage)
+        limit = self.subject.model.encoding.max_length
+        if limit is not None and length > limit:
+            raise UnsupportedError(
+                f"{self.subject.row.encoding} table has {limit} rows; {length} positions requested"
+            )
+
+    # ------------------------------------------------------------ protocols
+
+    def _controlled(self, length: int) -> _Cell:
+        places = self.plan.anchors
+        losses = self._losses(places.ends, length, places.size)
+        least = length - places.size + 1
+        return _Cell(
+            losses,
+            _targets_before(places.ends, places.size),
+            places.documents,
+            places.sha256,
+            tokens=len(places) * length,
+            min_context=least,
+            mean_context=(least + length) / 2,
+        )
+
+    def _nonoverlap(self, length: int) -> _Cell:
+        places = self.plan.spans
+        longest = self.plan.longest
+        blocks, rest = divmod(longest, length)
+        pieces, contexts = [], []
+        if length == longest:
+            pieces.append(self._span_pass(length))
+        elif blocks:
+            ends = places.ends[:, None] - longest + length * np.arange(1, blocks + 1)
+            losses = self._losses(ends.ravel(), length, length)
+            pieces.append(losses.reshape(len(places), blocks * length))
+        contexts += [np.tile(np.arange(1, length + 1), blocks)]
+        if rest:  # the last block of each span is shorter, and is scored at its own size
+            pieces.append(self._losses(places.ends, rest, rest))
+            contexts.append(np.arange(1, rest + 1))
+        return _Cell(
+            np.concatenate(pieces, axis=1),
+            _targets_before(places.ends, longest),
+            places.documents,
+            places.sha256,
+            tokens=len(places) * longest,
+            min_context=1,
+            mean_context=float(np.concatenate(contexts).mean()),
+        )
+
+    def _position(self, length: int) -> _Cell:
+        places = self.plan.spans
+        losses = self._prefix(length)
+        return _Cell(
+            losses,
+            _targets_before(places.ends - self.plan.longest + length, length),
+            places.documents,
+            places.sha256,
+            tokens=len(places) * length,
+            min_context=1,
+            mean_context=(1 + length) / 2,
+        )
+
+    def _prefix(self, length: int) -> Losses:
+        """Losses [N, length] of the first tokens of each span.
+
+        Taken from the longest pass there is where the first T logits do not depend on the rest.
+        """
+        encoding = self.subject.model.encoding
+        limit = encoding.max_length or self.plan.longest
+        longest = max(each for each in self.plan.lengths.values() if each <= limit)
+        if not encoding.prefix_consistent:
+            longest = length
+        return self._span_pass(longest)[:, :length]
+
+    def _span_pass(self, length: int) -> Losses:
+        """One pass over the first `length` tokens of each span, made once."""
+        if length not in self._passes:
+            ends = self.plan.spans.ends - self.plan.longest + length
+            self._passes[length] = self._losses(ends, length, length)
+        return self._passes[length]
+
+    def _losses(self, ends: npt.NDArray[np.int64], length: int, last: int) -> Losses:
+        return window_losses(
+            self.subject.model,
+            self.subject.split.tokens,
+            ends,
+            length,
+            last,
+            self.runtime,
+            self.config.batch_tokens,
+            self.scored,
+        )
+
+    # ------------------------------------------------------------ numbers
+
+    def _summarise(self, row: Row, cell: _Cell) -> None:
+        losses = cell.losses
+        row.n_targets, row.targets_sha256 = losses.size, cell.sha256
+        row.min_context, row.mean_context = cell.min_context, cell.mean_context
+        finite = np.isfinite(losses)
+        row.n_nonfinite = int((~finite).sum())
+        owners, place = np.unique(cell.documents, return_inverse=True)
+        row.n_docs = len(owners)
+        if row.n_nonfinite:
+            first = int(np.argwhere(~finite)[:, 1].min())
+            row.status, row.value, row.ppl, row.nll = Status.nonfinite, math.inf, math.inf, math.inf
+            row.reason = (
+                f"{row.n_nonfinite} of {losses.size} losses are not finite, "
+                f"the first at target {first} of its window"
+            )
+            return
+        sums = np.bincount(place, weights=losses.sum(axis=1))
+        counts = np.bincount(place) * losses.shape[1]
+        row.nll = float(losses.sum() / losses.size)
+        row.ppl = row.value = perplexity(row.nll)
+        tokens = self.subject.split.tokens
+        scored_bytes = int(self.subject.byte_lengths[tokens[cell.targets]].sum())
+        row.bpb = float(losses.sum()) / (math.log(2) * scored_bytes)
+        interval = bootstrap_interval(sums, counts, self.config.bootstrap)
+        if interval is None:
+            row.reason = f"no interval: {row.n_docs} documents, fewer than 10"
+        else:
+            row.ci_lo, row.ci_hi = (perplexity(bound) for bound in interval)
+        self.evaluation.documents += [
+            DocumentLoss(
+                row.run_id,
+                row.extension,
+                row.protocol,
+                row.eval_length,
+                self.subject.split.names[owner],
+                float(total),
+                int(count),
+            )
+            for owner, total, count in zip(owners, sums, counts, strict=True)
+        ]
+
+    def _curve(self) -> None:
+        """The loss by position of the longest pass that could be made."""
+        measured = [
+            row
+            for row in self.evaluation.rows
+            if row.protocol == Protocol.position and row.n_targets
+        ]
+        if not measured:
+            return
+        longest = max(measured, key=lambda row: row.eval_length)
+        losses = self._prefix(longest.eval_length)
+        edges = position_buckets(longest.train_length, longest.eval_length)
+        buckets = [losses[:, lo:hi] for lo, hi in edges]
+        self.evaluation.curves.append(
+            PositionCurve(
+                longest.run_id,
+                longest.encoding,
+                longest.extension,
+                longest.seed,
+                longest.train_length,
+                longest.eval_length,
+                lo=[lo for lo, _ in edges],
+                hi=[hi for _, hi in edges],
+                nll=[float(bucket.mean()) for bucket in buckets],
+                sd=[float(bucket.std()) for bucket in buckets],
+                n=[bucket.size for bucket in buckets],
+            )
+        )
+
+
+class _ShortageError(Exception):
+    """Too few long documents."""
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """Losses [N, targets] of one cell and where they come from; `targets` are token indices."""
+
+    losses: Losses
+    targets: npt.NDArray[np.int64]
+    documents: npt.NDArray[np.int64]  # [N]
+    sha256: str
+    tokens: int
+    min_context: int
+    mean_context: float
+
+
+def _targets_before(ends: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """Indices [N, size] of the last `size` targets up to and including each end."""
+    return ends[:, None] + np.arange(1 - size, 1)
+
+
+def position_buckets(train_length: int, longest: int) -> list[tuple[int, int]]:
+    """Buckets [lo, hi) of position: doubling up to an eighth of the training length, then even."""
+    step = max(1, train_length // 8)
+    edges = [0]
+    width = 1
+    while edges[-1] + width < step:
+        edges.append(edges[-1] + width)
+        width *= 2
+    first = -(-(edges[-1] + 1) // step) * step
+    edges += [edge for edge in range(first, longest, step)]
+    edges.append(longest)
+    return list(zip(edges, edges[1:], strict=False))
+
+
+def skipped_rows(row: Row, lengths: dict[float, int], protocols: Iterable[Protocol]) -> list[Row]:
+    """Rows that say why a run was not evaluated (`row.reason`), one per cell it would have had."""
+    return [
+        replace(row, protocol=protocol.value, ratio=ratio, eval_length=length)
+        for protocol in protocols
+        for ratio, length in lengths.items()
+    ]

@@ -1,0 +1,53 @@
+"""What people look at after an evaluation: the terminal table, and a report in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from posbench.errors import UserError
+from posbench.report.tables import print_tables, terminal_table
+from posbench.results import Evaluation, read_results, write_results
+
+__all__ = ["print_tables", "run_report", "terminal_table", "write_report"]
+
+
+def write_report(evaluation: Evaluation, folder: Path) -> None:
+    """Write the results files, report.md, report.html and curves.png into `folder`."""
+    # The numbers first: whatever happens to a picture, they are safe.
+    write_results(evaluation, folder)
+    from posbench.files import write_text
+    from posbench.report import figures, pages
+    from posbench.report.content import content_of
+    from posbench.report.lines import tables
+    from posbench.report.position import traces_of
+
+    content = content_of(evaluation)
+    headline = next(iter(tables(evaluation)), None)
+    traces = traces_of(evaluation)
+    write_text(folder / "report.md", pages.markdown(content))
+    svgs = (figures.curves_svg(headline), figures.position_svg(traces))
+    write_text(folder / "report.html", pages.html(content, *svgs))
+    figures.write_png(folder / "curves.png", headline, traces)
+
+
+def run_report(paths: list[Path]) -> None:
+    """Write the report in each evaluation folder anew from its results.json."""
+    # Every folder is read before the first is written: a wrong path changes nothing.
+    for path, evaluation in [(path, _read(path)) for path in paths]:
+        write_report(evaluation, path)
+
+
+def _read(folder: Path) -> Evaluation:
+    where = folder / "results.json"
+    if not where.is_file():
+        raise UserError(
+            f"{folder} holds no results.json, so there is nothing to report. Name a folder that "
+            "`posbench eval-extrapolate` wrote, such as outputs/eval-extrapolate/NAME."
+        )
+    try:
+        return read_results(folder)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{where} was not written by posbench, or is damaged ({error}). "
+            "Evaluate again with `posbench eval-extrapolate`."
+        ) from error

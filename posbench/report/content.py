@@ -1,0 +1,214 @@
+"""What a report says, as plain values that the Markdown and the HTML template both print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from posbench.report.answer import RULE, answer, caveats
+from posbench.report.lines import HEADLINE, Table, tables
+from posbench.report.tables import marked, notes, unigram_sentence
+from posbench.results import Evaluation
+
+MISSING = "not recorded"
+
+PROTOCOLS = {
+    "controlled": (
+        "The same target tokens are scored at every length. A window ends at the same token "
+        "whatever its length and lies inside one document; its last tokens are the targets. Only "
+        "how far back the model can look changes from column to column."
+    ),
+    "nonoverlap": (
+        "Spans of text, each inside one document, are cut into blocks of the length, and every "
+        "token of a block is scored. Includes the early-token effect: the first tokens of a block "
+        "have little context, and longer blocks have fewer of them, so this number can fall with "
+        "length although nothing beyond the training length is used."
+    ),
+    "position": (
+        "One pass at the longest length; each loss is booked under its position in the window. "
+        "The row of a length averages the positions below it."
+    ),
+}
+
+HOW_TO_READ = (
+    "Perplexity is exp(mean loss in nats per token); lower is better. 1x is the training length.",
+    "The number with an x is the perplexity relative to the same line's own at 1x; over several "
+    "seeds it is the mean of each seed's own. Compare lines of different base perplexity by it.",
+    "An interval in brackets is a 95 % bootstrap over documents of one trained model: it says how "
+    "much the choice of text matters, not how much another seed would change. With several seeds "
+    "the number after ± is their standard deviation, and figures show least to greatest.",
+    "n/a: the encoding or extension is not defined at that length. inf: a loss was not finite. "
+    ">1e4: the perplexity is above ten thousand; results.csv has the exact loss.",
+    "Look first at controlled. nonoverlap is there to compare with published tables; where the "
+    "two disagree about longer text, controlled is the one that holds the targets fixed.",
+    "Loss against position leaves out the highest losses, those of the first few tokens, which "
+    "have nothing to look back to. A triangle at the upper edge of a curve is a perplexity above "
+    "1e4 or not finite.",
+    RULE,
+)
+
+
+@dataclass
+class Grid:
+    """A table of words with a heading."""
+
+    title: str
+    header: list[str]
+    rows: list[list[Any]]
+    about: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Content:
+    """Everything a report shows but its pictures."""
+
+    title: str
+    answer: list[str]
+    caveats: list[str]
+    unigram: str
+    headline: Grid | None
+    others: list[Grid]
+    cost: Grid
+    scored: Grid
+    how_to_read: tuple[str, ...]
+    provenance: list[tuple[str, str]]
+
+
+def content_of(evaluation: Evaluation) -> Content:
+    """The words of the report on `evaluation`."""
+    shown = tables(evaluation)
+    return Content(
+        title=_title(shown),
+        answer=answer(shown[0] if shown else None),
+        caveats=caveats(evaluation, shown),
+        unigram=unigram_sentence(evaluation),
+        headline=_perplexities(shown[0]) if shown else None,
+        others=[_perplexities(table) for table in shown[1:]],
+        cost=_cost(evaluation),
+        scored=_scored(evaluation, shown),
+        how_to_read=HOW_TO_READ,
+        provenance=_provenance(evaluation),
+    )
+
+
+def _title(shown: list[Table]) -> str:
+    if not shown:
+        return "Length extrapolation: nothing measured"
+    encodings = list(dict.fromkeys(line.subject.encoding for line in shown[0].lines))
+    lengths = {line.subject.train_length for line in shown[0].lines}
+    ratios = ", ".join(f"{ratio:g}x" for ratio in shown[0].ratios)
+    unit = f"{lengths.pop()} tokens" if len(lengths) == 1 else "their training lengths"
+    return f"Length extrapolation of {', '.join(encodings)} at {ratios} of {unit}"
+
+
+def _perplexities(table: Table) -> Grid:
+    """Cells are (perplexity or word, ratio to 1x, interval or deviation)."""
+    numbers = table.numbered_reasons()
+    rows: list[list[Any]] = []
+    for line in table.lines:
+        cells: list[Any] = [line.label, ", ".join(str(seed) for seed in line.seeds)]
+        for ratio in table.ratios:
+            cell = line.cell(ratio)
+            beside = "" if ratio == 1 else cell.ratio_text
+            cells.append((marked(cell, numbers), beside, cell.spread))
+        rows.append(cells)
+    role = " (headline)" if table.protocol == HEADLINE else ""
+    return Grid(
+        f"Perplexity, {table.protocol}{role}",
+        ["encoding", "seed", *(table.heading(ratio) for ratio in table.ratios)],
+        rows,
+        PROTOCOLS.get(table.protocol, ""),
+        notes(table),
+    )
+
+
+_COSTS = {
+    "parameters": "parameters",
+    "encoding_parameters": "of the encoding",
+    "tokens": "tokens trained",
+    "train_tokens_per_s": "tokens/s",
+    "train_peak_mem_mb": "peak memory, MB",
+    "validation_nll": "validation loss, nats",
+    "unigram_ppl": "unigram perplexity",
+}
+
+
+def _cost(evaluation: Evaluation) -> Grid:
+    rows: list[list[Any]] = [
+        [
+            str(run.get("encoding", MISSING)),
+            str(run.get("model", MISSING)),
+            str(run.get("seed", MISSING)),
+            *(quantity(run.get(key)) for key in _COSTS),
+            str(run["run_id"]),
+        ]
+        for run in evaluation.runs
+    ]
+    header = ["encoding", "model", "seed", *_COSTS.values(), "run"]
+    about = "" if rows else "No training run was recorded."
+    return Grid("What training cost", header if rows else [], rows, about)
+
+
+def quantity(value: Any) -> str:
+    """A number with thousands separated and no false digits; `not recorded` for None."""
+    if value is None:
+        return MISSING
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+
+
+def _scored(evaluation: Evaluation, shown: list[Table]) -> Grid:
+    """How many targets each protocol scored at each length, and what they could see."""
+    seen: dict[tuple[Any, ...], None] = {}
+    order = [table.protocol for table in shown]
+    rows = [row for row in evaluation.rows if row.metric == "ppl" and row.n_targets]
+    for row in sorted(rows, key=lambda row: (order.index(row.protocol), row.eval_length)):
+        cells = (
+            row.protocol,
+            quantity(row.eval_length),
+            quantity(row.n_targets),
+            quantity(row.n_docs),
+            quantity(row.min_context),
+            quantity(row.mean_context),
+            row.targets_sha256[:12] or MISSING,
+        )
+        seen[cells] = None
+    header = ["protocol", "length", "targets", "documents", "least context", "mean context"]
+    return Grid(
+        "What was scored",
+        [*header, "targets SHA-256"],
+        [list(cells) for cells in seen],
+        "Context counts the tokens a target can see, itself not included.",
+    )
+
+
+def _provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """Everything recorded about how the numbers came about, flat, one line each."""
+    pairs = list(_flat("", evaluation.provenance))
+    for name, title in (
+        ("corpus_fingerprint", "corpus fingerprint"),
+        ("tokenizer_sha256", "tokenizer SHA-256"),
+        ("targets_sha256", "targets SHA-256"),
+    ):
+        rows = [row for row in evaluation.rows if name != "targets_sha256" or _is_headline(row)]
+        values = sorted({getattr(row, name) for row in rows} - {""})
+        pairs.append((title, ", ".join(values) or MISSING))
+    for run in evaluation.runs:
+        for key in ("folder", "checkpoint_sha256", "corpus", "tokenizer"):
+            pairs += _flat(f"run {run['run_id']}: {key}", run.get(key, MISSING))
+    return pairs
+
+
+def _is_headline(row: Any) -> bool:
+    return bool(row.protocol == HEADLINE)
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        joined = {f"{name}.{key}" if name else str(key): each for key, each in value.items()}
+        return [pair for key, each in joined.items() for pair in _flat(key, each)]
+    if isinstance(value, list | tuple):
+        return [(name, ", ".join(str(each) for each in value) or "none")]
+    return [(name, MISSING if value is None or value == "" else str(value))]

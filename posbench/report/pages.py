@@ -1,0 +1,41 @@
+"""report.md and report.html from their templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from posbench.report.content import Content
+
+
+def markdown(content: Content) -> str:
+    """The report as Markdown; its picture is curves.png beside it."""
+    return _environment(autoescape=False).get_template("report.md.j2").render(c=content)
+
+
+def html(content: Content, curves: str, position: str) -> str:
+    """The report as one page that needs no other file and no network."""
+    template = _environment(autoescape=True).get_template("report.html.j2")
+    return template.render(c=content, curves=Markup(curves), position=Markup(position))
+
+
+def _environment(autoescape: bool) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["words"] = _words
+    return environment
+
+
+def _words(cell: object) -> str:
+    """A cell in one line of Markdown: its parts apart, and no sign that ends the cell."""
+    parts = cell if isinstance(cell, tuple) else (cell,)
+    text = " ".join(str(part) for part in parts if part != "")
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,130 @@
+"""The table in the terminal, readable at 80 columns; and cells in words for the report."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from posbench.report.lines import HEADLINE, Cell, Line, Table, number, tables
+from posbench.results import Evaluation
+
+Layout = Callable[[str, str, str], str]  # (perplexity, ratio, spread) to the text of a cell
+
+
+def _one_line(ppl: str, ratio: str, spread: str) -> str:
+    return "  ".join(part for part in (ppl, ratio, spread) if part)
+
+
+def _spread_below(ppl: str, ratio: str, spread: str) -> str:
+    return "\n".join(part for part in (_one_line(ppl, ratio, ""), spread) if part)
+
+
+def _no_spread(ppl: str, ratio: str, spread: str) -> str:
+    return _one_line(ppl, ratio, "")
+
+
+def _stacked(ppl: str, ratio: str, spread: str) -> str:
+    return "\n".join(part for part in (ppl, ratio) if part)
+
+
+# From the roomiest to the tightest. Only the headline may take two lines for its intervals.
+_HEADLINE: tuple[Layout, ...] = (_one_line, _spread_below, _no_spread, _stacked)
+_OTHERS: tuple[Layout, ...] = (_one_line, _no_spread, _stacked)
+
+
+def terminal_table(evaluation: Evaluation, width: int = 80) -> str:
+    """The tables of every protocol as plain text of at most `width` columns where they fit."""
+    text = io.StringIO()
+    console = Console(file=text, width=width, color_system=None, force_terminal=False)
+    print_tables(evaluation, console)
+    return text.getvalue()
+
+
+def print_tables(evaluation: Evaluation, console: Console | None = None) -> None:
+    """Print the tables of every protocol, the headline first, with what explains them."""
+    console = console or Console()
+    shown = tables(evaluation)
+    if not shown:
+        console.print("No rows: nothing was measured.")
+    for table in shown:
+        console.print(Text(title(table), style="bold"))
+        layout, grid = _fitting(table, console.width)
+        console.print(grid)
+        for note in notes(table, spreads=layout in (_one_line, _spread_below)):
+            console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
+        console.print()
+    if sentence := unigram_sentence(evaluation):
+        console.print(sentence, highlight=False)
+
+
+def title(table: Table) -> str:
+    """The protocol, and whether it is the headline."""
+    role = " (headline)" if table.protocol == HEADLINE else ""
+    return f"Perplexity, {table.protocol}{role}"
+
+
+def notes(table: Table, spreads: bool = True) -> list[str]:
+    """What the figures beside a perplexity are, and the numbered reasons of its words."""
+    cells = [cell for line in table.lines for cell in line.cells.values()]
+    kinds = {cell.spread[:1] for cell in cells if spreads}
+    parts = []
+    if any(cell.ratio is not None for line in table.lines for r, cell in _beyond(line)):
+        parts.append("x: relative to its own 1x")
+    if "[" in kinds:
+        parts.append("[ ]: 95 % interval, documents resampled")
+    if "±" in kinds:
+        parts.append("±: standard deviation over seeds")
+    lines = ["; ".join(parts) + "."] if parts else []
+    return lines + [f"({n}) {reason}" for reason, n in table.numbered_reasons().items()]
+
+
+def unigram_sentence(evaluation: Evaluation) -> str:
+    """What a model that learned nothing but token frequencies would score; "" if not recorded."""
+    values = [run.get("unigram_ppl") for run in evaluation.runs]
+    known = sorted({round(float(v), 6) for v in values if isinstance(v, int | float)})
+    if not known:
+        return ""
+    scores = number(known[0]) if len(known) == 1 else f"{number(known[0])} to {number(known[-1])}"
+    return f"Token frequencies alone (unigram) would score {scores} on this text."
+
+
+def marked(cell: Cell, numbers: dict[str, int]) -> str:
+    """The text of a cell with the numbers of its footnotes."""
+    marks = "".join(f" ({numbers[reason]})" for reason in cell.reasons)
+    return cell.text + marks
+
+
+def _beyond(line: Line) -> list[tuple[float, Cell]]:
+    return [(ratio, cell) for ratio, cell in line.cells.items() if ratio != 1]
+
+
+def _fitting(table: Table, width: int) -> tuple[Layout, RichTable]:
+    """The first layout that fits into `width` columns; the tightest if none does."""
+    layouts = _HEADLINE if table.protocol == HEADLINE else _OTHERS
+    candidates = [(layout, _laid_out(table, layout)) for layout in layouts]
+    probe = Console(width=10_000)
+    fitting = (each for each in candidates if probe.measure(each[1]).maximum <= width)
+    return next(fitting, candidates[-1])
+
+
+def _laid_out(table: Table, layout: Layout) -> RichTable:
+    grid = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=True)
+    grid.add_column("encoding", no_wrap=True)
+    for ratio in table.ratios:
+        grid.add_column(table.heading(ratio), no_wrap=True)
+    numbers = table.numbered_reasons()
+    for line in table.lines:
+        seeds = f" ({len(line.seeds)} seeds)" if len(line.seeds) > 1 else ""
+        cells = []
+        for ratio in table.ratios:
+            cell = line.cell(ratio)
+            beside = "" if ratio == 1 else cell.ratio_text
+            cells.append(Text(layout(marked(cell, numbers), beside, cell.spread)))
+        grid.add_row(Text(line.label + seeds), *cells)
+    return grid

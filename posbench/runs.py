@@ -1,0 +1,319 @@
+"""Run folders: opening one for training, finding finished ones, reading them back. No torch here.
+
+    run.json         the manifest: status, settings, versions, results; opened exclusively
+    tokenizer.json   the exact tokenizer
+    metrics.jsonl    one line per logged step; the source of truth for curves
+    checkpoints/     see posbench.checkpoint
+    tb/              TensorBoard, a view of metrics.jsonl
+    .lock            held by the process that trains here
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import platform
+import shutil
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from posbench.config import TrainSettings, from_dict, to_dict
+from posbench.errors import CheckpointError, UserError
+from posbench.files import sha256_file, storage, write_json
+from posbench.version import __version__
+
+if TYPE_CHECKING:
+    from posbench.checkpoint import Checkpoint
+    from posbench.model import GPT
+
+FORMAT = 1
+MANIFEST, TOKENIZER, METRICS, CHECKPOINTS = (
+    "run.json", "tokenizer.json", "metrics.jsonl", "checkpoints",
+)  # fmt: skip
+
+# Settings that may differ when a run goes on: they change neither weights nor what is compared.
+FREE = {
+    "device", "compile", "threads", "overwrite", "train.checkpoint_every",
+    "train.keep_checkpoints", "train.log_every", "train.validate_every", "train.validate_ratios",
+    "train.validate_targets",
+}  # fmt: skip
+
+
+@dataclass
+class Run:
+    """A training run read from its folder, never from anybody's configuration."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    settings: TrainSettings
+
+    @property
+    def id(self) -> str:
+        return str(self.manifest["run_id"])
+
+    @property
+    def finished(self) -> bool:
+        return self.manifest.get("status") == "finished"
+
+    def tokenizer_json(self) -> str:
+        """The tokenizer's text; raises CheckpointError if it is not the one trained with."""
+        path = self.folder / TOKENIZER
+        if not path.is_file():
+            raise CheckpointError(f"{self.folder} has no {TOKENIZER}.")
+        if sha256_file(path) != self.manifest["files"][TOKENIZER]:
+            raise CheckpointError(f"{path} is not what was saved (SHA-256 differs).")
+        return path.read_text()
+
+    def checkpoint(self) -> Checkpoint:
+        """The final checkpoint, every byte verified. Raises CheckpointError; never falls back."""
+        from posbench.checkpoint import load
+
+        if not self.finished:
+            raise CheckpointError(
+                f"{self.folder} is not finished ({self.manifest.get('status')}). "
+                f"Continue it: posbench train resume={self.folder}"
+            )
+        try:
+            final = self.manifest["checkpoint"]
+            name, sha256 = f"step-{int(final['step']):08d}", str(final["sha256"])
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{self.folder / MANIFEST} names no checkpoint.") from None
+        checkpoint = load(self.folder / CHECKPOINTS / name)
+        if checkpoint.sha256 != sha256:
+            raise CheckpointError(f"{checkpoint.folder} is not the checkpoint this run ended with.")
+        if checkpoint.identity.get("settings") != fingerprint(self.settings):
+            raise CheckpointError(
+                f"the settings in {self.folder / MANIFEST} are not those that "
+                f"{checkpoint.folder.name} was trained with."
+            )
+        return checkpoint
+
+    def model(self) -> GPT:
+        """The trained model, float32 on the CPU, in evaluation mode."""
+        from posbench.checkpoint import load_weights
+        from posbench.model import build_model
+        from posbench.tokenizer import load_tokenizer
+
+        checkpoint = self.checkpoint()
+        settings = self.settings
+        vocabulary = load_tokenizer(self.tokenizer_json()).vocabulary
+        model = build_model(
+            settings.model, settings.encoding, settings.context, vocabulary, settings.seed
+        )
+        load_weights(checkpoint, model)
+        return model.eval()
+
+
+def load_run(folder: Path | str) -> Run:
+    """The run in `folder`; raises CheckpointError if its manifest cannot be read."""
+    folder = Path(folder)
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{folder} holds no posbench run (no {MANIFEST}).")
+    try:
+        manifest = json.loads(path.read_text())
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"format {manifest['format']}, not {FORMAT}")
+        settings = from_dict(TrainSettings, manifest["settings"])
+        if not isinstance(manifest["files"], dict) or not isinstance(manifest["run_id"], str):
+            raise TypeError("files or run_id missing")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    return Run(folder, manifest, settings)
+
+
+def identity(settings: TrainSettings) -> dict[str, Any]:
+    """The settings that make the run what it is, flat: key as typed -> value."""
+    return {key: value for key, value in _flat(to_dict(settings)).items() if key not in FREE}
+
+
+def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def fingerprint(settings: TrainSettings, *, without_seed: bool = False) -> str:
+    """SHA-256 of the identity: two runs with one fingerprint are the same experiment.
+
+    `without_seed`: the same experiment but for chance, so their results may be averaged.
+    """
+    kept = identity(settings)
+    if without_seed:
+        del kept["seed"]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def differences(old: TrainSettings, new: TrainSettings) -> dict[str, tuple[Any, Any]]:
+    """Identity settings that differ: key -> (old, new)."""
+    before, after = identity(old), identity(new)
+    keys = sorted(set(before) | set(after))
+    return {
+        key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)
+    }
+
+
+# ---------------------------------------------------------------- opening a folder for training
+
+
+class Lock:
+    """Exclusive use of a run folder, until released or the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ".lock"
+        with storage(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file: IO[str] = self._path.open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "another process"
+            self._file.close()
+            raise UserError(f"{folder} is in use by {holder}. Choose another folder.") from None
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now()}")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let others in."""
+        self._file.close()
+
+
+def open_run(
+    folder: Path, settings: TrainSettings, command: list[str]
+) -> tuple[Run, bool]:
+    """The run to train in `folder`, whose lock the caller holds, and whether it is a new one.
+
+    A folder with the same run gives that run back, whatever its status; other settings raise
+    UserError with the difference; a folder with anything else in it is refused.
+    """
+    path = folder / MANIFEST
+    if path.exists() and settings.overwrite:
+        _clear(folder)
+    if path.exists():
+        run = load_run(folder)
+        changed = differences(run.settings, settings)
+        if changed:
+            raise UserError(
+                f"{folder} holds a run with other settings: {describe(changed)}. "
+                "Choose another hydra.run.dir, or overwrite=true to start anew in this one."
+            )
+        run.settings = settings  # the free ones may differ
+        return run, False
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name != ".lock")
+    if foreign:
+        raise UserError(
+            f"{folder} is not empty and holds no posbench run (it has {foreign[0]}). "
+            "Choose another hydra.run.dir."
+        )
+    manifest = {
+        "format": FORMAT,
+        "status": "running",
+        "run_id": f"{settings.encoding.name}-s{settings.seed}-{fingerprint(settings)[:8]}",
+        "command": command,
+        "settings": to_dict(settings),
+        "started": now(),
+        "posbench": __version__,
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "files": {},
+    }
+    with storage(path), path.open("x") as file:
+        json.dump(manifest, file, indent=1)
+    return Run(folder, manifest, settings), True
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a run wrote, and nothing else."""
+    with storage(folder):
+        for name in (CHECKPOINTS, "tb"):
+            if (folder / name).is_dir() and not (folder / name).is_symlink():
+                shutil.rmtree(folder / name)
+        for name in (METRICS, TOKENIZER, MANIFEST):
+            (folder / name).unlink(missing_ok=True)
+
+
+def describe(changed: dict[str, tuple[Any, Any]]) -> str:
+    """Differing settings in words."""
+    return ", ".join(f"{key}={old} there, {new} here" for key, (old, new) in changed.items())
+
+
+def update(run: Run, **values: Any) -> None:
+    """Write new values into the manifest, atomically."""
+    run.manifest |= values
+    write_json(run.folder / MANIFEST, run.manifest)
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+# ---------------------------------------------------------------- finding runs
+
+
+def outputs() -> Path:
+    """Where runs go unless told otherwise: $POSBENCH_OUTPUTS, or outputs/ here."""
+    return Path(os.environ.get("POSBENCH_OUTPUTS", "outputs"))
+
+
+def find_folders(where: Any) -> list[Path]:
+    """Run folders at or below `where`: a path, a glob, a list of them; None takes the newest.
+
+    Raises UserError, saying where it looked, if there is none.
+    """
+    if where is None:
+        return _newest()
+    patterns = [where] if isinstance(where, str | Path) else list(where)
+    found: list[Path] = []
+    for pattern in patterns:
+        matches = [Path(match) for match in sorted(glob.glob(str(pattern)))]
+        if not matches and not Path(str(pattern)).exists():
+            raise UserError(f"runs={pattern}: no such folder (looked in {Path.cwd()}).")
+        below = [run for match in (matches or [Path(str(pattern))]) for run in _below(match)]
+        if not below:
+            raise UserError(f"runs={pattern}: no posbench run there (no {MANIFEST} at or below it).")
+        found += [run for run in below if run not in found]
+    if not found:
+        raise UserError("runs=[] names no run. Give a folder, or leave it out for the newest.")
+    return found
+
+
+def _newest() -> list[Path]:
+    root = outputs() / "train"
+    groups = [_below(child) for child in root.iterdir()] if root.is_dir() else []
+    groups = [group for group in groups if group]
+    if not groups:
+        raise UserError(
+            f"no training run found below {root.resolve()}. Train one first, for example: "
+            "posbench train encoding=rope. Or name a folder: runs=DIR."
+        )
+    return max(groups, key=lambda group: max(_started(folder) for folder in group))
+
+
+def _started(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / MANIFEST).read_text())["started"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _below(folder: Path) -> list[Path]:
+    if (folder / MANIFEST).is_file():
+        return [folder]
+    return sorted((path.parent for path in folder.rglob(MANIFEST)), key=_natural)
+
+
+def _natural(folder: Path) -> tuple[Any, ...]:
+    """Sort key that puts job 2 before job 10."""
+    number = folder.name.split("-")[0]
+    return (str(folder.parent), int(number) if number.isdigit() else 0, folder.name)

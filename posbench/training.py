@@ -1,0 +1,223 @@
+"""Training: one optimizer step at a time, as a pure function of (settings, step).
+
+Batches and dropout depend on (seed, step) alone, so a resumed run goes on exactly as if it had
+never stopped. The loop yields records; its caller writes them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posbench import checkpoint
+from posbench.config import Schedule, TrainConfig, TrainSettings
+from posbench.data import Batches, Dataset
+from posbench.errors import DivergedError, OutOfMemoryError, UnsupportedError
+from posbench.model import GPT, build_model, decay_groups, flops_per_token, token_losses
+from posbench.runtime import Runtime, is_out_of_memory
+from posbench.scoring import window_losses
+from posbench.targets import anchors
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimizer step did. Loss in nats per token, before the update."""
+
+    step: int  # 1 after the first update
+    loss: float
+    lr: float
+    grad_norm: float  # before clipping
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """The rate of update number `step` (from 0): linear warm-up, then the schedule.
+
+    cosine falls to final_lr * lr along half a cosine; wsd (warm-up, stable, decay; Hu et al. 2024)
+    holds the peak and falls linearly over the last `decay` of the steps.
+    """
+    warmup = round(config.warmup * config.steps)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    floor = config.final_lr * config.lr
+    if config.schedule is Schedule.cosine:
+        share = (step - warmup) / max(1, config.steps - 1 - warmup)
+        return floor + (config.lr - floor) * (1 + math.cos(math.pi * share)) / 2
+    if config.schedule is Schedule.wsd:
+        decay = round(config.decay * config.steps)
+        left = config.steps - 1 - step  # steps after this one
+        return config.lr if left >= decay else floor + (config.lr - floor) * left / max(1, decay)
+    return config.lr
+
+
+class Trainer:
+    """A model, its optimizer, and how far they are."""
+
+    def __init__(self, settings: TrainSettings, dataset: Dataset, runtime: Runtime) -> None:
+        self.settings, self.runtime = settings, runtime
+        self.batches = Batches(
+            dataset.train, settings.context, settings.train.batch_size, settings.seed
+        )
+        self.model: GPT = build_model(
+            settings.model,
+            settings.encoding,
+            settings.context,
+            dataset.tokenizer.vocabulary,
+            settings.seed,
+        ).to(runtime.device)
+        self.optimizer = make_optimizer(self.model, settings.train)
+        self.step = 0
+        # One graph per shape: training has one length, so nothing is dynamic.
+        self._forward = torch.compile(self.model, dynamic=False) if runtime.compile else self.model
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.settings.train.batch_size * self.settings.context
+
+    def restore(self, saved: checkpoint.Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        checkpoint.restore(saved, self.model, self.optimizer)
+        self.step = saved.step
+
+    def run(self) -> Iterator[Step]:
+        """Train to the last step, yielding each one."""
+        self.model.train()
+        while self.step < self.settings.train.steps:
+            yield self._advance()
+
+    def seconds_per_step(self, trials: int = 3) -> float:
+        """Time of one step's forward and backward passes, tried without changing anything."""
+        self.model.train()
+        times = []
+        for _ in range(trials):
+            self.runtime.synchronize()
+            started = time.perf_counter()
+            self._gradients(0)
+            self.runtime.synchronize()
+            times.append(time.perf_counter() - started)
+        self.optimizer.zero_grad(set_to_none=True)
+        return min(times)
+
+    def _advance(self) -> Step:
+        config = self.settings.train
+        lr = learning_rate(self.step, config)
+        loss = self._gradients(self.step)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        loss_value, norm_value = torch.stack((loss, norm.float())).tolist()
+        if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
+            raise DivergedError(self._divergence(loss_value, norm_value, lr))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.step += 1
+        return Step(self.step, loss_value, lr, norm_value)
+
+    def _gradients(self, step: int) -> Tensor:
+        """Gradients of the mean loss over the step's whole batch, in micro-batches; that loss.
+
+        Each micro-batch weighs as many tokens as it holds, so a smaller last one counts for less.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        inputs, targets = (each.to(self.runtime.device) for each in self.batches.batch(step))
+        size = self.settings.train.micro_batch or len(inputs)
+        total = torch.zeros((), device=self.runtime.device)
+        try:
+            for part, (rows, wanted) in enumerate(
+                zip(inputs.split(size), targets.split(size), strict=True)
+            ):
+                self._seed_dropout(step, part)
+                with self.runtime.autocast():
+                    logits = self._forward(rows)
+                loss = token_losses(logits, wanted).sum() / targets.numel()
+                loss.backward()
+                total += loss.detach()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(self._memory_advice(size)) from None
+        return total
+
+    def _seed_dropout(self, step: int, part: int) -> None:
+        if self.settings.model.dropout > 0:
+            words = np.random.SeedSequence([self.settings.seed, step, part]).generate_state(1)
+            torch.manual_seed(int(words[0]))
+
+    def _divergence(self, loss: float, norm: float, lr: float) -> str:
+        bad = [
+            name
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+        ]
+        where = f", first in {bad[0]}" if bad else ""
+        return (
+            f"training diverged at step {self.step + 1}: loss {loss:g}, gradient norm {norm:g}"
+            f"{where}, learning rate {lr:g}. The update was not made. "
+            f"Try a smaller train.lr than {self.settings.train.lr:g}."
+        )
+
+    def _memory_advice(self, size: int) -> str:
+        advice = (
+            f"Try train.micro_batch={max(1, size // 2)}, which gives the same results."
+            if size > 1
+            else "Try a smaller model or context."
+        )
+        return (
+            f"out of memory with train.micro_batch={size}, context={self.settings.context} and "
+            f"{sum(p.numel() for p in self.model.parameters()):,} parameters. {advice}"
+        )
+
+    def cost(self) -> dict[str, int]:
+        """What the run will spend: parameters, tokens, floating-point operations."""
+        tokens = self.tokens_per_step * self.settings.train.steps
+        encoding = self.model.encoding.parameter_count()
+        total = sum(parameter.numel() for parameter in self.model.parameters())
+        return {
+            "parameters": total,
+            "encoding_parameters": encoding,
+            "tokens": tokens,
+            "flops": tokens * flops_per_token(self.model, self.settings.context),
+        }
+
+
+def make_optimizer(model: GPT, config: TrainConfig) -> torch.optim.AdamW:
+    """Fused AdamW that decays only the matrices that multiply activations."""
+    parameters = dict(model.named_parameters())
+    decayed, kept = decay_groups(model)
+    groups = [
+        {"params": [parameters[name] for name in decayed], "weight_decay": config.weight_decay},
+        {"params": [parameters[name] for name in kept], "weight_decay": 0.0},
+    ]
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
+
+
+def validation_losses(
+    model: GPT, dataset: Dataset, settings: TrainSettings, runtime: Runtime
+) -> dict[float, float]:
+    """Mean nats per token on validation documents, by ratio; the same targets at every ratio.
+
+    A ratio that the encoding or the documents cannot serve is left out.
+    """
+    ratios = settings.train.validate_ratios
+    lengths = {ratio: max(2, round(ratio * settings.context)) for ratio in ratios}
+    size = min(256, max(1, settings.context // 2), *lengths.values())
+    chosen = anchors(
+        dataset.validation, max(lengths.values()), size, settings.train.validate_targets
+    )
+    losses = {}
+    for ratio, length in lengths.items():
+        if not len(chosen) or (model.encoding.max_length or length) < length:
+            continue
+        try:
+            nats = window_losses(
+                model, dataset.validation.tokens, chosen.ends, length, size, runtime, 8192
+            )
+        except UnsupportedError:
+            continue
+        losses[ratio] = float(nats.mean())
+    return losses

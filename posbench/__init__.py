@@ -18,12 +18,12 @@ from posbench.version import __version__
 # Where each function lives: it is imported when it is first asked for, torch with it.
 _FUNCTIONS = {
     "configure": "posbench.cli.compose",
-    "train": "posbench.training",
-    "evaluate": "posbench.evaluation",
+    "train": "posbench.jobs.train",
+    "evaluate": "posbench.jobs.evaluate",
     "load_run": "posbench.runs",
 }
 
-__all__ = ["__version__", "configure", "evaluate", "load_run", "train"]  # noqa: F822
+__all__ = ["__version__", "configure", "evaluate", "load_run", "train"]
 
 
 def __getattr__(name: str) -> Any:

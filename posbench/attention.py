@@ -180,7 +180,8 @@ def _flex_kernel(device: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # The CPU has no fused backward and needs no compiler: it serves tests of the score rules only.
-    return torch.compile(flex_attention) if device == "cuda" else flex_attention
+    kernel: Callable[..., Any] = flex_attention
+    return torch.compile(kernel) if device == "cuda" else kernel
 
 
 @lru_cache(maxsize=64)

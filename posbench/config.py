@@ -23,7 +23,9 @@ def setting(default: Any, help: str, low: float | None = None, high: float | Non
 
 
 def _copy(default: Any) -> Any:
-    return dataclasses.replace(default) if dataclasses.is_dataclass(default) else list(default)
+    if isinstance(default, list):
+        return list(default)
+    return dataclasses.replace(default)
 
 
 class Device(StrEnum):
@@ -308,9 +310,7 @@ class TrainSettings:
     context: int = setting(128, "training length L in tokens", low=2)
     seed: int = setting(0, "seed of weights and batches; same seed, same batches everywhere", 0)
     device: Device = setting(Device.auto, "auto takes CUDA when there is one")
-    dtype: Precision = setting(
-        Precision.auto, "auto: bfloat16 autocast on CUDA, float32 on a CPU"
-    )
+    dtype: Precision = setting(Precision.auto, "auto: bfloat16 autocast on CUDA, float32 on a CPU")
     compile: Switch = setting(Switch.auto, "torch.compile; auto: on for CUDA, off for a CPU")
     threads: int | None = setting(None, "CPU threads; null leaves torch's choice", low=1)
     overwrite: bool = setting(False, "start anew in a folder that already holds this run")

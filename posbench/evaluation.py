@@ -266,8 +266,8 @@ class _Cells:
                 f"the first at target {first} of its window"
             )
             return
-        sums = np.bincount(place, weights=losses.sum(axis=1))
-        counts = np.bincount(place) * losses.shape[1]
+        sums = np.bincount(place, weights=losses.sum(axis=1)).astype(np.float64)
+        counts = np.bincount(place).astype(np.int64) * losses.shape[1]
         row.nll = float(losses.sum() / losses.size)
         row.ppl = row.value = perplexity(row.nll)
         tokens = self.subject.split.tokens

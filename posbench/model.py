@@ -190,7 +190,8 @@ def decay_groups(model: GPT) -> tuple[list[str], list[str]]:
     Decayed: matrices that multiply activations. Not decayed: norms, the token table and whatever
     belongs to the encoding, where a pull towards zero would change what is compared.
     """
-    decayed, kept = [], []
+    decayed: list[str] = []
+    kept: list[str] = []
     for name, parameter in model.named_parameters():
         is_table = name.startswith(("embedding.", "encoding."))
         (kept if is_table or parameter.dim() < 2 else decayed).append(name)

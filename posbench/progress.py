@@ -1,4 +1,4 @@
-"""Progress of long work: a live bar on a terminal, plain lines elsewhere, a file under a launcher."""
+"""Progress of long work: a live bar on a terminal, plain lines elsewhere, a file for a launcher."""
 
 from __future__ import annotations
 

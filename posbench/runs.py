@@ -1,11 +1,11 @@
 """Run folders: opening one for training, finding finished ones, reading them back. No torch here.
 
-    run.json         the manifest: status, settings, versions, results; opened exclusively
-    tokenizer.json   the exact tokenizer
-    metrics.jsonl    one line per logged step; the source of truth for curves
-    checkpoints/     see posbench.checkpoint
-    tb/              TensorBoard, a view of metrics.jsonl
-    .lock            held by the process that trains here
+run.json         the manifest: status, settings, versions, results; opened exclusively
+tokenizer.json   the exact tokenizer
+metrics.jsonl    one line per logged step; the source of truth for curves
+checkpoints/     see posbench.checkpoint
+tb/              TensorBoard, a view of metrics.jsonl
+.lock            held by the process that trains here
 """
 
 from __future__ import annotations
@@ -188,9 +188,7 @@ class Lock:
         self._file.close()
 
 
-def open_run(
-    folder: Path, settings: TrainSettings, command: list[str]
-) -> tuple[Run, bool]:
+def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple[Run, bool]:
     """The run to train in `folder`, whose lock the caller holds, and whether it is a new one.
 
     A folder with the same run gives that run back, whatever its status; other settings raise
@@ -276,12 +274,12 @@ def find_folders(where: Any) -> list[Path]:
     patterns = [where] if isinstance(where, str | Path) else list(where)
     found: list[Path] = []
     for pattern in patterns:
-        matches = [Path(match) for match in sorted(glob.glob(str(pattern)))]
+        matches = [Path(match) for match in sorted(glob.glob(str(pattern)))]  # noqa: PTH207, absolute patterns too
         if not matches and not Path(str(pattern)).exists():
             raise UserError(f"runs={pattern}: no such folder (looked in {Path.cwd()}).")
         below = [run for match in (matches or [Path(str(pattern))]) for run in _below(match)]
         if not below:
-            raise UserError(f"runs={pattern}: no posbench run there (no {MANIFEST} at or below it).")
+            raise UserError(f"runs={pattern}: no posbench run there (no {MANIFEST} below it).")
         found += [run for run in below if run not in found]
     if not found:
         raise UserError("runs=[] names no run. Give a folder, or leave it out for the newest.")

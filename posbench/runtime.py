@@ -67,7 +67,7 @@ def resolve(
         torch.set_num_threads(threads)
     available = torch.cuda.is_available()
     if device is Device.cuda and not available:
-        raise UserError("device=cuda, but torch sees no CUDA device. Use device=cpu or device=auto.")
+        raise UserError("device=cuda, but torch sees no CUDA device. Use device=auto or cpu.")
     kind = "cuda" if available and device is not Device.cpu else "cpu"
     if kind == "cuda":
         _prefer_determinism()

@@ -19,7 +19,7 @@ Scored = Callable[[int], None]
 
 def window_losses(
     model: nn.Module,
-    tokens: npt.NDArray[np.unsignedinteger],  # type: ignore[type-arg]
+    tokens: npt.NDArray[np.unsignedinteger],
     ends: npt.NDArray[np.int64],
     length: int,
     last: int,
@@ -62,7 +62,7 @@ def window_losses(
 @torch.inference_mode()
 def _batch(
     model: nn.Module,
-    tokens: npt.NDArray[np.unsignedinteger],  # type: ignore[type-arg]
+    tokens: npt.NDArray[np.unsignedinteger],
     ends: npt.NDArray[np.int64],
     length: int,
     last: int,

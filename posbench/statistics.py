@@ -39,8 +39,8 @@ def perplexity(nats: float) -> float:
 
 
 def unigram_perplexity(
-    train: npt.NDArray[np.unsignedinteger],  # type: ignore[type-arg]
-    test: npt.NDArray[np.unsignedinteger],  # type: ignore[type-arg]
+    train: npt.NDArray[np.unsignedinteger],
+    test: npt.NDArray[np.unsignedinteger],
     vocabulary: int,
 ) -> float:
     """Perplexity on `test` of token frequencies counted on `train`, plus one each.

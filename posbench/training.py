@@ -128,13 +128,13 @@ class Trainer:
         total = torch.zeros((), device=self.runtime.device)
         try:
             for part, (rows, wanted) in enumerate(
-                zip(inputs.split(size), targets.split(size), strict=True)
+                zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
             ):
                 self._seed_dropout(step, part)
                 with self.runtime.autocast():
                     logits = self._forward(rows)
                 loss = token_losses(logits, wanted).sum() / targets.numel()
-                loss.backward()
+                torch.autograd.backward(loss)
                 total += loss.detach()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

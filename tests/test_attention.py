@@ -235,6 +235,21 @@ def test_strided_passes_the_gradient_to_a_learned_table(length: int) -> None:
     assert (found_gradients[-1] != 0).all()  # every distance occurs, so every entry is trained
 
 
+@pytest.mark.parametrize("kernel", [Kernel.strided, Kernel.dense])
+def test_a_bias_is_never_asked_about_the_future(kernel: Kernel) -> None:
+    """The logarithm of a negative distance would put NaN into a learned bias's gradient."""
+    rate = torch.tensor([0.1, 1.0, 3.0], requires_grad=True)
+
+    def logarithmic(distances: Tensor) -> Tensor:
+        assert (distances >= 0).all()
+        return -torch.log1p(rate.view(-1, *(1,) * distances.dim()) * distances)
+
+    found = attend(*inputs(30, torch.float32), Hooks(distance_bias=logarithmic), kernel)
+    (gradient,) = gradients(found, (rate,))
+    assert gradient.isfinite().all()
+    assert (gradient != 0).all()
+
+
 @pytest.mark.parametrize("length", [77, 130, 300])
 @pytest.mark.parametrize("name", BY_INDEX)
 def test_flex_is_the_oracle(name: str, length: int) -> None:

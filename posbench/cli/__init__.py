@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -61,7 +62,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
 def usage() -> str:
     """What `posbench --help` prints."""
     lines = [
-        "posbench measures what a positional encoding does to perplexity beyond the training length.",
+        "posbench measures what positional encodings do to perplexity beyond the training length.",
         "",
         "usage: posbench COMMAND [key=value ...]",
         "",
@@ -78,6 +79,7 @@ def usage() -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command line; the exit code says how it ended (see errors.Exit)."""
     words = sys.argv[1:] if arguments is None else arguments
+    _follow_parent()
     try:
         dispatch(words)
         sys.stdout.flush()
@@ -97,6 +99,18 @@ def main(arguments: list[str] | None = None) -> int:
         traceback.print_exc()
         return _fail(f"{type(error).__name__}: {error} -- this is a bug in posbench.", Exit.FAILED)
     return Exit.OK
+
+
+def _follow_parent() -> None:
+    """As a job of a sweep: be told to stop, by the system, when the sweep's process is killed."""
+    parent = os.environ.pop("POSBENCH_PARENT", None)
+    if parent is None or sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):  # it was gone before we asked
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _fail(message: str, code: Exit) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -51,7 +52,7 @@ def _resume(line: arguments.Line, command: list[str]) -> None:
     folder = Path(line.resume["resume"].strip("'\"")).expanduser()
     names = line.resume.get("resume_allow", "").strip("[]").split(",")
     allow = [name.strip() for name in names if name.strip()]
-    from posbench.training import resume_training
+    from posbench.jobs.train import resume_training
 
     resume_training(folder, strict == "true", allow, line.overrides, command)
 
@@ -84,11 +85,10 @@ class Task:
                 print(f"job {settings.job.num}: {error}", file=sys.stderr, flush=True)
 
 
-def _check_single(settings: DictConfig) -> None:
+def _check_single(settings: HydraConf) -> None:
     """Raise UserError for what only a sweep would heed."""
     given = {word.split("=")[0] for word in settings.overrides.hydra}
-    swept = settings.sweeper.get("params")
-    if swept and "hydra.mode" not in given:
+    if settings.sweeper.get("params"):
         raise UserError("the experiment is a sweep; add -m to run all of its jobs.")
     if "hydra.sweep.dir" in given:
         raise UserError("hydra.sweep.dir is for a sweep (-m); one run's folder is hydra.run.dir.")
@@ -97,11 +97,11 @@ def _check_single(settings: DictConfig) -> None:
 def run(settings: config.Settings, folder: Path, command: list[str]) -> None:
     """Do the work of one job; torch is imported here and no earlier."""
     if isinstance(settings, config.TrainSettings):
-        from posbench.training import run_training
+        from posbench.jobs.train import run_training
 
         run_training(settings, folder, command)
     elif isinstance(settings, config.EvalSettings):
-        from posbench.evaluation import run_evaluation
+        from posbench.jobs.evaluate import run_evaluation
 
         run_evaluation(settings, folder, command)
     else:

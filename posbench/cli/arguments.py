@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from posbench.cli.matching import did_you_mean
 from posbench.cli.space import RESUME_KEYS, App
 from posbench.errors import UserError
-from posbench.cli.matching import did_you_mean
 
 # Flag -> what follows it: nothing, a value, or perhaps one ("?").
 FLAGS = {

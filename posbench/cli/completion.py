@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from posbench.cli.matching import did_you_mean
@@ -105,7 +106,7 @@ def _setting(app: App, words: list[str], last: str) -> list[str]:
 
 
 def _config_dirs(words: list[str]) -> tuple[Path, ...]:
-    pairs = zip(words, words[1:], strict=False)
+    pairs = itertools.pairwise(words)
     folders = [Path(value) for flag, value in pairs if flag in ("--config-dir", "-cd")]
     return tuple(folder for folder in folders if folder.is_dir())
 

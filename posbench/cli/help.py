@@ -1,4 +1,4 @@
-"""`posbench COMMAND --help`, made from the dataclasses and the YAML files, so it cannot go stale."""
+"""`posbench COMMAND --help`, made from the dataclasses and YAML files, so it cannot go stale."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from posbench import config
 from posbench.cli.space import (
     HYDRA_KEYS,
     RESUME_KEYS,
     App,
     Key,
     Option,
+    configs_folder,
     keys,
     option_keys,
     options,
@@ -58,8 +60,6 @@ def _group(app: App, group: str, extra: tuple[Path, ...]) -> str:
 
 def _own_keys(group: str, option: Option) -> list[Key]:
     """Keys to list below an option: those that not every option of the group has."""
-    from posbench import config
-
     table = config.GROUPS.get(group, {})
     shared = [
         {key.path for key in option_keys(group, Option(name, "", name, option.path))}
@@ -80,15 +80,11 @@ def _default_option(app: App, group: str) -> str | None:
 
 def configs_text(app: App) -> str:
     """The primary YAML file of a command."""
-    from posbench.cli.space import configs_folder
-
     return (configs_folder() / f"{app.command}.yaml").read_text()
 
 
 def _key_rows(app: App) -> list[tuple[str, str]]:
     """The keys that do not depend on which option a group has."""
-    from posbench import config
-
     own = {
         key.path
         for group in app.groups

@@ -30,6 +30,9 @@ from posbench.errors import Exit, Interrupted, SweepFailedError, UserError
 # Hydra finds a plugin by name and insists on this prefix; the class it finds is ours.
 _TARGET = "hydra_plugins.posbench.PosbenchLauncher"
 
+# A job is a run by itself, whatever sweep its experiment asks for.
+_SINGLE = ("hydra.mode=RUN", "hydra.sweeper.params=null")
+
 PROGRAM = (sys.executable, "-m", "posbench")
 
 
@@ -107,7 +110,7 @@ class PosbenchLauncher(Launcher):
         except UserError as error:
             raise UserError(f"job {number} ({label}): {error} No job was started.") from error
         target = f"hydra.run.dir={arguments.quote(str(folder))}"
-        own = (self.sweep.command, *self.sweep.flags, *words, "hydra.mode=RUN", target)
+        own = (self.sweep.command, *self.sweep.flags, *words, *_SINGLE, target)
         return Job(number, folder, label, (*PROGRAM, *own)), settings
 
     def _finish(self, outcomes: list[Outcome], stopped: signal.Signals | None) -> None:
@@ -136,7 +139,7 @@ def _merge(folders: list[Path], sweep: Path) -> None:
     """One table and report over the jobs that gave results."""
     evaluated = [folder for folder in folders if (folder / "results.json").is_file()]
     if evaluated:
-        from posbench.evaluation import merge_evaluations
+        from posbench.jobs.evaluate import merge_evaluations
 
         merge_evaluations(evaluated, sweep)
 

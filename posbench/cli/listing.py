@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from posbench import catalog, config
+from posbench import catalog
 from posbench.cli.matching import did_you_mean
 from posbench.cli.space import options
 from posbench.errors import UserError
@@ -51,7 +51,7 @@ def _group(group: str) -> Callable[[], list[Row]]:
 LISTS: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "encodings": (
         _encodings,
-        ("id", "family", "parameters", "max_length", "extrapolation_claim", "summary"),
+        ("id", "max_length", "extrapolation_claim", "summary"),
     ),
     "extensions": (_extensions, ("id", "formula", "applies_to", "summary")),
     "models": (_models, ("id", "layers", "width", "heads", "block_weights", "summary")),

@@ -35,7 +35,7 @@ def explain(
     for link in chain:
         text = str(link)
         if text.startswith("Ambiguous value"):
-            return _ambiguous(text)
+            return _ambiguous(text, app)
         if "requires --multirun" in text:
             return f"{_quoted(text)} sweeps over several values; add -m to do that."
         key = re.search(r"Could not override '([^']+)'", text)
@@ -84,14 +84,13 @@ def _unparsable(error: OverrideParseException) -> str:
     return f"{typed!r} cannot be read as a setting. {hint}."
 
 
-def _ambiguous(text: str) -> str:
+def _ambiguous(text: str, app: App) -> str:
     typed = re.search(r"argument '(.*)'", text)
     assert typed is not None
     key, _, value = typed[1].partition("=")
-    return (
-        f"{typed[1]} holds several values. Add -m to run once for each of them, "
-        f"or write a list as {key}=[{value}]."
-    )
+    lists = {item.path for item in keys(app) if "list" in item.type}
+    way = f", or write a list as {key}=[{value}]" if key in lists else ""
+    return f"{typed[1]} holds several values. Add -m to run once for each of them{way}."
 
 
 def _missing(error: MissingConfigException, app: App, extra: Folders) -> str:

@@ -66,7 +66,7 @@ def sample(words: list[str]) -> None:
         raise UserError(f"tokens={values['tokens']} is too small; the least is 1.")
     if not 0 <= values.get("temperature", 0.8) < float("inf"):
         raise UserError(f"temperature={values['temperature']} must be 0 or a positive number.")
-    from posbench.sampling import run_sample
+    from posbench.jobs.sample import run_sample
 
     run_sample(
         Path(places[0]),

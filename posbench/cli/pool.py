@@ -49,6 +49,7 @@ class Outcome:
     code: int | None
     seconds: float = 0.0
     reason: str = ""
+    stopped: bool = False  # it ended because it was asked to
 
 
 @dataclass
@@ -132,7 +133,8 @@ class Pool:
             # What a job started itself must not outlive it.
             _send(run, signal.SIGKILL)
             seconds = time.monotonic() - run.started
-            outcome = Outcome(run.job, code, seconds, _reason(run.job, code) if code else "")
+            reason = _reason(run.job, code) if code else ""
+            outcome = Outcome(run.job, code, seconds, reason, stopped=run.told and code != 0)
             self.outcomes.append(outcome)
             view.ended(run.job.name, seconds, outcome.reason)
 
@@ -176,7 +178,7 @@ def _reason(job: Job, code: int) -> str:
 
 
 def summary_lines(sweep: Path, outcomes: Sequence[Outcome]) -> list[str]:
-    """The table of a finished sweep: one line per job."""
+    """The table of a sweep that ended: one line per job, a second one for what failed."""
     done = sum(outcome.code == 0 for outcome in outcomes)
     width = max(len(outcome.job.name) for outcome in outcomes)
     lines = [f"{sweep}: {done} of {len(outcomes)} jobs done"]
@@ -186,6 +188,8 @@ def summary_lines(sweep: Path, outcomes: Sequence[Outcome]) -> list[str]:
             lines.append(f"  {name}  done    {outcome.seconds:6.0f} s")
         elif outcome.code is None:
             lines.append(f"  {name}  not started")
+        elif outcome.stopped:
+            lines.append(f"  {name}  stopped {outcome.seconds:6.0f} s")
         else:
             lines.append(f"  {name}  failed  {outcome.seconds:6.0f} s  {outcome.reason}")
             lines.append(f"  {' ' * width}          log: {outcome.job.log}")

@@ -163,10 +163,11 @@ class Key:
 def keys(app: App, chosen: dict[str, str] | None = None, extra: tuple[Path, ...] = ()) -> list[Key]:
     """Every key of `app`, with those of the options in `chosen` where a group has its own."""
     found = []
+    hints = typing.get_type_hints(app.settings)
     for item in dataclasses.fields(app.settings):
         default = field_default(item)
         if not dataclasses.is_dataclass(default):
-            found.append(_key(app.settings, item, ""))
+            found.append(_key(hints[item.name], item, ""))
             continue
         kind = _kind(item.name, type(default), chosen or {}, extra)
         found += _group_keys(kind, item.name)
@@ -184,9 +185,10 @@ def _kind(
 
 
 def _group_keys(kind: type[Any], prefix: str) -> Iterator[Key]:
+    hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         if item.name != "name":  # the option sets it
-            yield _key(kind, item, f"{prefix}.")
+            yield _key(hints[item.name], item, f"{prefix}.")
 
 
 def option_keys(group: str, option: Option) -> list[Key]:
@@ -202,13 +204,7 @@ def field_default(item: dataclasses.Field[Any]) -> Any:
     return item.default
 
 
-@cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _key(owner: type[Any], item: dataclasses.Field[Any], prefix: str) -> Key:
-    hint = _hints(owner)[item.name]
+def _key(hint: Any, item: dataclasses.Field[Any], prefix: str) -> Key:
     words, choices = _type_words(hint)
     meaning = item.metadata.get("help", "")
     return Key(f"{prefix}{item.name}", meaning, words, field_default(item), choices)

@@ -63,7 +63,7 @@ def prepare(settings: InspectSettings) -> Subject:
         subject.encoding.extend(settings.extension)
         subject.encoding.describe(1)
     except UnsupportedError as error:
-        raise UserError(f"extension={settings.extension.name}: {error}.") from error
+        raise UserError(f"extension={settings.extension.name} cannot be used: {error}.") from error
     return subject
 
 
@@ -86,9 +86,8 @@ def facts_of(subject: Subject) -> dict[str, Any]:
     described = subject.encoding.describe(subject.length)
     inverse = described.get("inverse_frequencies")
     positions = min(subject.defined, MOST_POSITIONS)
-    checks = run_checks(
-        subject.encoding, positions, described.get("attention_factor", 1.0), settings.seed
-    )
+    factor = subject.encoding.describe(positions).get("attention_factor", 1.0)
+    checks = run_checks(subject.encoding, positions, factor, settings.seed)
     facts = {
         "encoding": settings.encoding.name,
         "extension": settings.extension.name,

@@ -39,7 +39,7 @@ def write_figure(subject: Subject, target: Path) -> None:
     kind = target.suffix.lower().lstrip(".")
     # A fixed salt and no date: the same settings give the same file.
     metadata = {"Date": None} if kind == "svg" else {}
-    with matplotlib.rc_context({"svg.hashsalt": "posbench"}):
+    with matplotlib.rc_context({"svg.hashsalt": "posbench", "axes.titlesize": 11}):
         draw(subject).savefig(picture, format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
     write_bytes(target, picture.getvalue())
 
@@ -56,7 +56,11 @@ def draw(subject: Subject) -> Figure:
         drawer(figure.add_subplot(rows, columns, index + 1))
     context, length = subject.settings.context, subject.length
     looked = "" if length == context else f", looked at {length} ({length / context:.3g}x)"
-    figure.suptitle(f"{subject.title}: trained at {context} tokens (1x){looked}", weight="bold")
+    shown = min(subject.defined, MOST_POSITIONS)
+    part = "" if shown == length else f"; positions shown: {shown}"
+    figure.suptitle(
+        f"{subject.title}: trained at {context} tokens (1x){looked}{part}", weight="bold"
+    )
     return figure
 
 

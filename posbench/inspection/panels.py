@@ -22,6 +22,7 @@ Drawer = Callable[[Axes], None]
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666"
 SEQUENCE = (BLUE, ORANGE, GREEN, RED, "#CC79A7", "#56B4E9", "#000000", "#B8A800")
 DEEPEST = 12.0  # biases further below the highest are cut off: a weight under e^-12
+MOST_DISTANCES = 512  # in panels that compare curves of scores
 MOST_CELLS = 512  # rows or columns of a heat map of positions by positions
 
 
@@ -163,17 +164,16 @@ def embedded(view: View, vectors: Tensor) -> list[Drawer]:
     def products(axes: Axes) -> None:
         rows = sorted({max(1, view.positions * part // 4) - 1 for part in (1, 2, 3, 4)})
         lines = [(vectors[i] @ vectors[: i + 1].T).flip(0) for i in rows]
-        same = _rows(axes, lines)
-        mark_lengths(axes, view)
-        axes.set(xlabel="distance i - j (tokens)", ylabel="dot product of the two vectors")
+        same = _rows(axes, view, lines)
+        axes.set_ylabel("dot product of the two vectors")
         verdict = "depends on distance alone" if same else "depends on both positions"
         axes.set_title(f"Their dot product{before} {verdict}")
 
     return [table, likeness, products]
 
 
-def _rows(axes: Axes, lines: list[Tensor]) -> bool:
-    """One curve per query position against distance; returns whether they are one curve.
+def _rows(axes: Axes, view: View, lines: list[Tensor]) -> bool:
+    """One curve per query position, by distance [i + 1]; returns whether they are one curve.
 
     Curves that coincide are drawn wider the longer they are, so that none hides another.
     """
@@ -183,8 +183,11 @@ def _rows(axes: Axes, lines: list[Tensor]) -> bool:
     widths = (5.5, 3.8, 2.2, 1.0) if same else (1.0,) * 4
     styles = zip(widths, ("#56B4E9", ORANGE, GREEN, "#000000"), strict=True)
     for line, (width, color) in zip(reversed(lines), styles, strict=False):
-        axes.plot(line, color=color, linewidth=width, label=f"query at {len(line) - 1}")
+        label = f"query at {len(line) - 1}"
+        axes.plot(line[:MOST_DISTANCES], color=color, linewidth=width, label=label)
     axes.legend(loc="best", fontsize=8)
+    axes.set_xlabel("distance i - j (tokens)")
+    mark_lengths(axes, view._replace(positions=min(view.positions, MOST_DISTANCES)))
     return same
 
 
@@ -219,14 +222,13 @@ def probed(view: View, scores: list[Tensor]) -> list[Drawer]:
 
     def curves(axes: Axes) -> None:
         lines = [score.flip(0) for score in scores]
-        same = _rows(axes, lines)
-        mark_lengths(axes, view)
-        axes.set(xlabel="distance i - j (tokens)", ylabel="score of head 0")
+        same = _rows(axes, view, lines)
+        axes.set_ylabel("score of head 0")
         verdict = "depends on distance alone" if same else "depends on both positions"
         middle = float(lines[-1].mean())
         if same and torch.allclose(lines[-1], torch.full_like(lines[-1], middle)):
-            verdict = "does not depend on position"
+            verdict = "ignores position"
             axes.set_ylim(middle - 1, middle + 1)
-        axes.set_title(f"The same token everywhere: its score {verdict}")
+        axes.set_title(f"Same token everywhere: its score {verdict}")
 
     return [curves]

@@ -117,5 +117,5 @@ def _stretch(axes: Axes, view: View, trained: Tensor, extended: Tensor, factor: 
     axes.set_ylim(bottom=min(0.9, 1 - 0.08 * (most - 1)))
     axes.set(xlabel="pair of channels", ylabel="stretch: trained / extended frequency")
     suffix = "" if factor == 1 else f"; scores times {factor**2:.4g}"
-    axes.set_title(f"What the extension does to each frequency{suffix}")
+    axes.set_title(f"Stretch of each frequency{suffix}")
     axes.legend(loc="best")

@@ -321,4 +321,3 @@ class _Session:
             "span_tokens": len(plan.spans) * plan.longest,
             "bos": "none",
         }
-

@@ -6,7 +6,6 @@ Torch is imported only once the manifest stands, so a mistake is told within a s
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -73,7 +72,7 @@ def _located(settings: TrainSettings) -> TrainSettings:
     """The same settings with a path that means the same from any folder."""
     data = settings.data
     if isinstance(data, TextConfig):
-        return replace(settings, data=replace(data, path=os.path.abspath(data.path)))
+        return replace(settings, data=replace(data, path=str(Path.cwd() / data.path)))
     return settings
 
 
@@ -200,7 +199,8 @@ def _warn(message: str) -> None:
 
 def _compare_environment(run: Run, runtime: Runtime, strict: bool) -> None:
     before, after = run.manifest.get("runtime", {}), runtime.record()
-    changed = [f"{key} {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
+    keys = [key for key in before if before[key] != after[key]]
+    changed = [f"{key} {before[key]} -> {after[key]}" for key in keys]
     if not changed:
         return
     message = f"not bit-exact with the part already trained: {', '.join(changed)}"
@@ -403,4 +403,3 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-

@@ -10,7 +10,9 @@ if its manifest's own digest and every hash in it hold. Nothing here is ever unp
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
@@ -31,6 +34,11 @@ from posbench.files import storage, sync_folder, write_bytes
 FORMAT = 1
 WEIGHTS, OPTIMIZER, MANIFEST = "weights.safetensors", "optimizer.safetensors", "manifest.json"
 _NAME = re.compile(r"step-(\d{8})")
+# What reading a file that is not ours may raise.
+_UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
+    SafetensorError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,38 +61,58 @@ def save(
     identity: dict[str, str],
     keep: int,
 ) -> str:
-    """Write checkpoint `step` below `folder`, verify it, prune old ones; returns its SHA-256."""
-    weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    _check_finite(weights, step)
-    files = {
-        WEIGHTS: save_tensors({name: tensor.contiguous() for name, tensor in weights.items()}),
-        OPTIMIZER: save_tensors(_optimizer_tensors(model, optimizer)),
+    """Write checkpoint `step` below `folder`, verify it, prune old ones; returns its SHA-256.
+
+    A valid one of the same step and identity stays as it is: training is a function of both.
+    """
+    final = folder / _name(step)
+    saved = _saved_before(final, identity) or _write(final, step, model, optimizer, identity)
+    for old in sorted(_folders(folder))[:-keep]:
+        shutil.rmtree(folder / old, ignore_errors=True)
+    return saved.sha256
+
+
+def _saved_before(final: Path, identity: dict[str, str]) -> Checkpoint | None:
+    with contextlib.suppress(CheckpointError):
+        saved = load(final)
+        return saved if saved.identity == identity else None
+    return None
+
+
+def _write(
+    final: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: dict[str, str],
+) -> Checkpoint:
+    weights = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()
     }
-    final = folder / f"step-{step:08d}"
-    temporary = folder / f".step-{step:08d}.tmp-{os.getpid()}"
+    moments = _optimizer_tensors(model, optimizer)
+    _check_finite(weights | moments, step)
+    files = {WEIGHTS: save_tensors(weights), OPTIMIZER: save_tensors(moments)}
+    temporary = final.parent / f".{final.name}.tmp-{os.getpid()}"
     with storage(final):
         temporary.mkdir(parents=True, exist_ok=True)
         try:
             for name, data in files.items():
                 write_bytes(temporary / name, data)
             write_bytes(temporary / MANIFEST, _manifest(step, identity, files))
-            if final.exists():  # a damaged one from before; a valid one is never rewritten
+            if final.exists():  # damaged, or of other settings
                 shutil.rmtree(final)
             temporary.rename(final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        sync_folder(folder)
-    saved = load(final)
-    for old in sorted(_folders(folder))[:-keep]:
-        shutil.rmtree(folder / old, ignore_errors=True)
-    return saved.sha256
+        sync_folder(final.parent)
+    return load(final)
 
 
-def _check_finite(weights: dict[str, Tensor], step: int) -> None:
-    for name, tensor in weights.items():
+def _check_finite(tensors: dict[str, Tensor], step: int) -> None:
+    for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise DivergedError(f"step {step}: weight {name} is not finite; nothing was saved.")
+            raise DivergedError(f"step {step}: {name} is not finite; nothing was saved.")
 
 
 def _manifest(step: int, identity: dict[str, str], files: dict[str, bytes]) -> bytes:
@@ -97,7 +125,11 @@ def _manifest(step: int, identity: dict[str, str], files: dict[str, bytes]) -> b
             for name, data in files.items()
         },
     }
-    return json.dumps(content | {"digest": _digest(content)}, indent=1).encode()
+    return _encoded(content | {"digest": _digest(content)})
+
+
+def _encoded(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=1).encode()
 
 
 def _digest(content: dict[str, Any]) -> str:
@@ -110,13 +142,16 @@ def load(folder: Path) -> Checkpoint:
         raw = (folder / MANIFEST).read_bytes()
         manifest = json.loads(raw)
         content = {key: value for key, value in manifest.items() if key != "digest"}
-        if manifest["digest"] != _digest(content) or manifest["format"] != FORMAT:
+        intact = manifest["digest"] == _digest(content) and raw == _encoded(manifest)
+        if not intact or manifest["format"] != FORMAT:
             raise CheckpointError(f"{folder / MANIFEST} was altered or is of another format.")
         tensors = {name: _verified(folder / name, manifest) for name in (WEIGHTS, OPTIMIZER)}
         step, identity = int(manifest["step"]), dict(manifest["identity"])
+        if folder.name != _name(step):
+            raise CheckpointError(f"checkpoint {folder} is of step {step}: it was renamed.")
     except FileNotFoundError as error:
         raise CheckpointError(f"checkpoint {folder} is incomplete: no {error.filename}.") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read: {error}") from None
     sha256 = hashlib.sha256(raw).hexdigest()
     return Checkpoint(folder, step, identity, tensors[WEIGHTS], tensors[OPTIMIZER], sha256)
@@ -142,12 +177,23 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         try:
             return load(folder / name)
         except CheckpointError as error:
-            warn(f"{error} Set aside as {name}.corrupt; falling back to the one before.")
+            aside = _unused(folder, f"{name}.corrupt")
+            warn(f"{error} Set aside as {aside.name}; falling back to the one before.")
             with storage(folder / name):
-                (folder / name).rename(folder / f"{name}.corrupt")
-    if names or any(folder.glob("*.corrupt")):
+                (folder / name).rename(aside)
+    if names or any(folder.glob("*.corrupt*")):
         raise CheckpointError(f"no usable checkpoint below {folder}: all are damaged.")
     return None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _unused(folder: Path, name: str) -> Path:
+    taken = {entry.name for entry in folder.iterdir()}
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return folder / next(each for each in names if each not in taken)
 
 
 def _folders(folder: Path) -> list[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from posbench.errors import UserError
 
@@ -413,7 +414,7 @@ Settings = TrainSettings | EvalSettings | InspectSettings
 
 
 def check(settings: Settings) -> None:
-    """Raise UserError for a value or a combination that cannot work. Needs neither data nor torch."""
+    """Raise UserError for settings that cannot work. Needs neither data nor torch."""
     check_ranges(settings)
     if isinstance(settings, EvalSettings):
         _check_ratios("eval.ratios", settings.eval.ratios)
@@ -538,12 +539,13 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def from_dict(kind: type[Any], saved: dict[str, Any]) -> Any:
+def from_dict(kind: type[Any], saved: dict[str, Any], prefix: str = "") -> Any:
     """Settings from plain JSON values; raises ValueError naming a key that does not belong.
 
     A group is rebuilt from the name table, so a saved run can never name code to be imported.
     """
     hints = {item.name: item for item in dataclasses.fields(kind)}
+    types = get_type_hints(kind)
     unknown = sorted(set(saved) - set(hints))
     if unknown:
         raise ValueError(f"unknown setting {unknown[0]!r} in {kind.__name__}")
@@ -552,10 +554,11 @@ def from_dict(kind: type[Any], saved: dict[str, Any]) -> Any:
         default = _default(hints[key])
         if dataclasses.is_dataclass(default):
             if not isinstance(value, dict):
-                raise ValueError(f"{key} must be a mapping, not {value!r}")
-            values[key] = from_dict(_group_type(key, value, type(default)), value)
+                raise ValueError(f"{prefix}{key} must be a mapping, not {value!r}")
+            group = _group_type(key, value, type(default))
+            values[key] = from_dict(group, value, f"{prefix}{key}.")
         else:
-            values[key] = _typed(key, value, default)
+            values[key] = _typed(f"{prefix}{key}", value, types[key])
     return kind(**values)
 
 
@@ -570,24 +573,32 @@ def _group_type(key: str, value: dict[str, Any], fallback: Any) -> Any:
     if table is None:
         return fallback
     name = value.get("name")
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise ValueError(f"{key}.name={name!r} is not one of {', '.join(sorted(table))}")
     return table[name]
 
 
-def _typed(key: str, value: Any, default: Any) -> Any:
-    try:
-        if isinstance(default, StrEnum):
-            return type(default)(value)
-        if isinstance(default, list) and default and isinstance(default[0], StrEnum):
-            return [type(default[0])(item) for item in value]
-    except ValueError:
-        raise ValueError(f"{key}={value!r} is not a {type(default).__name__}") from None
-    plain = bool | int | float | str
-    if default is not None and not isinstance(value, list) and isinstance(default, plain):
-        wanted = float if isinstance(default, float) else type(default)
-        if isinstance(value, int) and wanted is float and not isinstance(value, bool):
+def _typed(key: str, value: Any, kind: Any) -> Any:
+    """`value` as the annotation `kind` has it: a whole number is a float too, a name is an Enum."""
+    if kind is Any:
+        return value
+    if get_origin(kind) is UnionType:  # X | None, the only one there is
+        return None if value is None else _typed(key, value, get_args(kind)[0])
+    if get_origin(kind) is list and isinstance(value, list):
+        return [_typed(key, item, get_args(kind)[0]) for item in value]
+    if get_origin(kind) is None:
+        if issubclass(kind, StrEnum) and value in list(kind):
+            return kind(value)
+        if kind is float and type(value) is int:
             return float(value)
-        if type(value) is not wanted:
-            raise ValueError(f"{key}={value!r} is not a {wanted.__name__}")
-    return value
+        if type(value) is kind:
+            return value
+    raise ValueError(f"{key}={value!r} is not {_described(kind)}")
+
+
+def _described(kind: Any) -> str:
+    if get_origin(kind) is list:
+        return f"a list, each {_described(get_args(kind)[0])}"
+    if issubclass(kind, StrEnum):
+        return f"one of {', '.join(kind)}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]

@@ -55,7 +55,7 @@ class OutOfMemoryError(PosbenchError):
     code = Exit.MEMORY
 
 
-class Interrupted(PosbenchError):
+class InterruptedRunError(PosbenchError):
     """A signal asked the run to stop; it saved what it had and stopped at a step boundary."""
 
     def __init__(self, message: str, code: Exit = Exit.INTERRUPTED) -> None:

@@ -13,6 +13,8 @@ Losses are summed in float64 and divided by the number of targets, then exponent
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -29,7 +31,7 @@ from posbench.results import DocumentLoss, Evaluation, PositionCurve, Row, Statu
 from posbench.runtime import Runtime
 from posbench.scoring import Losses, Scored, window_losses
 from posbench.statistics import bootstrap_interval, perplexity
-from posbench.targets import Targets, anchors, spans
+from posbench.targets import Integers, Targets, anchors, prefixes, spans
 
 LONGEST_RATIO = 4.0  # targets are chosen for at least this, so 1x alone scores the same tokens
 MAX_TARGETS = {"cpu": 16_384, "cuda": 131_072}
@@ -117,7 +119,7 @@ class _Cells:
         self.subject, self.plan, self.config = subject, plan, config
         self.runtime, self.scored = runtime, scored
         self.evaluation = Evaluation()
-        self._passes: dict[int, Losses] = {}
+        self._passes: dict[int, _Pass] = {}
 
     def fill(self, protocol: Protocol) -> None:
         measure: dict[Protocol, Callable[[int], _Cell]] = {
@@ -135,7 +137,6 @@ class _Cells:
 
     def _fill_row(self, row: Row, measure: Callable[[int], _Cell]) -> None:
         self.evaluation.rows.append(row)
-        started = time.perf_counter()
         try:
             self._refuse(row.eval_length)
             cell = measure(row.eval_length)
@@ -148,8 +149,8 @@ class _Cells:
         except _ShortageError as reason:
             row.status, row.reason = Status.not_enough_data, str(reason)
             return
-        row.seconds = time.perf_counter() - started
-        row.tokens_per_s = cell.tokens / row.seconds
+        row.seconds = sum(each.seconds for each in cell.passes)
+        row.tokens_per_s = sum(each.tokens for each in cell.passes) / row.seconds
         row.peak_mem_mb = self.runtime.peak_memory_mb()
         self._summarise(row, cell)
 
@@ -167,77 +168,54 @@ class _Cells:
 
     def _controlled(self, length: int) -> _Cell:
         places = self.plan.anchors
-        losses = self._losses(places.ends, length, places.size)
-        least = length - places.size + 1
-        return _Cell(
-            losses,
-            _targets_before(places.ends, places.size),
-            places.documents,
-            places.sha256,
-            tokens=len(places) * length,
-            min_context=least,
-            mean_context=(least + length) / 2,
-        )
+        made = self._pass(places.ends, length, places.size)
+        contexts = np.arange(length - places.size + 1, length + 1)
+        return _Cell(made.losses, places, contexts, [made])
 
     def _nonoverlap(self, length: int) -> _Cell:
-        places = self.plan.spans
-        longest = self.plan.longest
-        blocks, rest = divmod(longest, length)
-        pieces, contexts = [], []
+        places, longest = self.plan.spans, self.plan.longest
         if length == longest:
-            pieces.append(self._span_pass(length))
-        elif blocks:
-            ends = places.ends[:, None] - longest + length * np.arange(1, blocks + 1)
-            losses = self._losses(ends.ravel(), length, length)
-            pieces.append(losses.reshape(len(places), blocks * length))
-        contexts += [np.tile(np.arange(1, length + 1), blocks)]
+            made = self._span_pass(length)
+            return _Cell(made.losses, places, np.arange(1, longest + 1), [made])
+        blocks, rest = divmod(longest, length)
+        ends = places.ends[:, None] - longest + length * np.arange(1, blocks + 1)
+        passes = [self._pass(ends.ravel(), length, length)]
+        pieces = [passes[0].losses.reshape(len(places), blocks * length)]
         if rest:  # the last block of each span is shorter, and is scored at its own size
-            pieces.append(self._losses(places.ends, rest, rest))
-            contexts.append(np.arange(1, rest + 1))
-        return _Cell(
-            np.concatenate(pieces, axis=1),
-            _targets_before(places.ends, longest),
-            places.documents,
-            places.sha256,
-            tokens=len(places) * longest,
-            min_context=1,
-            mean_context=float(np.concatenate(contexts).mean()),
-        )
+            passes.append(self._pass(places.ends, rest, rest))
+            pieces.append(passes[1].losses)
+        contexts = np.arange(longest) % length + 1
+        return _Cell(np.concatenate(pieces, axis=1), places, contexts, passes)
 
     def _position(self, length: int) -> _Cell:
-        places = self.plan.spans
-        losses = self._prefix(length)
-        return _Cell(
-            losses,
-            _targets_before(places.ends - self.plan.longest + length, length),
-            places.documents,
-            places.sha256,
-            tokens=len(places) * length,
-            min_context=1,
-            mean_context=(1 + length) / 2,
-        )
+        made = self._prefix(length)
+        places = prefixes(self.subject.split, self.plan.spans, length)
+        return _Cell(made.losses[:, :length], places, np.arange(1, length + 1), [made])
 
-    def _prefix(self, length: int) -> Losses:
-        """Losses [N, length] of the first tokens of each span.
+    def _prefix(self, length: int) -> _Pass:
+        """A pass over at least the first `length` tokens of each span.
 
-        Taken from the longest pass there is where the first T logits do not depend on the rest.
+        The longest that fits where the first T logits do not depend on the rest.
         """
         encoding = self.subject.model.encoding
         limit = encoding.max_length or self.plan.longest
-        longest = max(each for each in self.plan.lengths.values() if each <= limit)
-        if not encoding.prefix_consistent:
-            longest = length
-        return self._span_pass(longest)[:, :length]
+        longer = {each for each in self.plan.lengths.values() if length < each <= limit}
+        if encoding.prefix_consistent:
+            for each in sorted(longer, reverse=True):
+                with contextlib.suppress(OutOfMemoryError):
+                    return self._span_pass(each)
+        return self._span_pass(length)
 
-    def _span_pass(self, length: int) -> Losses:
-        """One pass over the first `length` tokens of each span, made once."""
+    def _span_pass(self, length: int) -> _Pass:
+        """The pass over the first `length` tokens of each span, made once."""
         if length not in self._passes:
-            ends = self.plan.spans.ends - self.plan.longest + length
-            self._passes[length] = self._losses(ends, length, length)
+            ends = prefixes(self.subject.split, self.plan.spans, length).ends
+            self._passes[length] = self._pass(ends, length, length)
         return self._passes[length]
 
-    def _losses(self, ends: npt.NDArray[np.int64], length: int, last: int) -> Losses:
-        return window_losses(
+    def _pass(self, ends: Integers, length: int, last: int) -> _Pass:
+        started = time.perf_counter()
+        losses = window_losses(
             self.subject.model,
             self.subject.split.tokens,
             ends,
@@ -247,23 +225,24 @@ class _Cells:
             self.config.batch_tokens,
             self.scored,
         )
+        return _Pass(losses, len(ends) * length, time.perf_counter() - started)
 
     # ------------------------------------------------------------ numbers
 
     def _summarise(self, row: Row, cell: _Cell) -> None:
-        losses = cell.losses
-        row.n_targets, row.targets_sha256 = losses.size, cell.sha256
-        row.min_context, row.mean_context = cell.min_context, cell.mean_context
+        losses, places = cell.losses, cell.places
+        row.n_targets, row.targets_sha256 = losses.size, places.sha256
+        row.min_context, row.mean_context = int(cell.contexts.min()), float(cell.contexts.mean())
         finite = np.isfinite(losses)
         row.n_nonfinite = int((~finite).sum())
-        owners, place = np.unique(cell.documents, return_inverse=True)
+        owners, place = np.unique(places.documents, return_inverse=True)
         row.n_docs = len(owners)
         if row.n_nonfinite:
-            first = int(np.argwhere(~finite)[:, 1].min())
+            first = int(cell.contexts[~finite.all(axis=0)].min()) - 1
             row.status, row.value, row.ppl, row.nll = Status.nonfinite, math.inf, math.inf, math.inf
             row.reason = (
                 f"{row.n_nonfinite} of {losses.size} losses are not finite, "
-                f"the first at target {first} of its window"
+                f"the first at position {first} of its window"
             )
             return
         sums = np.bincount(place, weights=losses.sum(axis=1)).astype(np.float64)
@@ -271,7 +250,7 @@ class _Cells:
         row.nll = float(losses.sum() / losses.size)
         row.ppl = row.value = perplexity(row.nll)
         tokens = self.subject.split.tokens
-        scored_bytes = int(self.subject.byte_lengths[tokens[cell.targets]].sum())
+        scored_bytes = int(self.subject.byte_lengths[tokens[places.indices()]].sum())
         row.bpb = float(losses.sum()) / (math.log(2) * scored_bytes)
         interval = bootstrap_interval(sums, counts, self.config.bootstrap)
         if interval is None:
@@ -301,7 +280,7 @@ class _Cells:
         if not measured:
             return
         longest = max(measured, key=lambda row: row.eval_length)
-        losses = self._prefix(longest.eval_length)
+        losses = self._span_pass(longest.eval_length).losses
         edges = position_buckets(longest.train_length, longest.eval_length)
         buckets = [losses[:, lo:hi] for lo, hi in edges]
         self.evaluation.curves.append(
@@ -315,7 +294,7 @@ class _Cells:
                 lo=[lo for lo, _ in edges],
                 hi=[hi for _, hi in edges],
                 nll=[float(bucket.mean()) for bucket in buckets],
-                sd=[float(bucket.std()) for bucket in buckets],
+                sd=[_spread(bucket) for bucket in buckets],
                 n=[bucket.size for bucket in buckets],
             )
         )
@@ -326,35 +305,39 @@ class _ShortageError(Exception):
 
 
 @dataclass(frozen=True)
-class _Cell:
-    """Losses [N, targets] of one cell and where they come from; `targets` are token indices."""
+class _Pass:
+    """Losses [N, last] of windows that went through the model, and what that took."""
 
     losses: Losses
-    targets: npt.NDArray[np.int64]
-    documents: npt.NDArray[np.int64]  # [N]
-    sha256: str
     tokens: int
-    min_context: int
-    mean_context: float
+    seconds: float
 
 
-def _targets_before(ends: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
-    """Indices [N, size] of the last `size` targets up to and including each end."""
-    return ends[:, None] + np.arange(1 - size, 1)
+@dataclass(frozen=True)
+class _Cell:
+    """Losses [N, size] of the targets at `places`, and the passes they were taken from."""
+
+    losses: Losses
+    places: Targets
+    contexts: Integers  # [size] tokens that each target can see
+    passes: list[_Pass]
+
+
+def _spread(losses: Losses) -> float:
+    """Standard deviation, nan without a warning where a loss is not finite."""
+    return float(losses.std()) if np.isfinite(losses).all() else math.nan
 
 
 def position_buckets(train_length: int, longest: int) -> list[tuple[int, int]]:
-    """Buckets [lo, hi) of position: doubling up to an eighth of the training length, then even."""
-    step = max(1, train_length // 8)
-    edges = [0]
-    width = 1
-    while edges[-1] + width < step:
-        edges.append(edges[-1] + width)
-        width *= 2
-    first = -(-(edges[-1] + 1) // step) * step
-    edges += [edge for edge in range(first, longest, step)]
-    edges.append(longest)
-    return list(zip(edges, edges[1:], strict=False))
+    """Buckets [lo, hi) of position: doubling up to an eighth of the training length, then eighths.
+
+    Every multiple of the training length is an edge, so that a cliff there falls between buckets.
+    """
+    eighths = (train_length * k // 8 for k in range(1, 8 * longest // train_length + 1))
+    doubling = (2**k - 1 for k in range(1, (train_length // 8).bit_length() + 1))
+    edges = {*eighths, *(edge for edge in doubling if edge < train_length // 8)}
+    inside = sorted(edge for edge in edges if 0 < edge < longest)
+    return list(itertools.pairwise([0, *inside, longest]))
 
 
 def skipped_rows(row: Row, lengths: dict[float, int], protocols: Iterable[Protocol]) -> list[Row]:

@@ -35,8 +35,8 @@ def write_bytes(path: Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             # mkstemp makes files private; a result is as readable as the umask allows.
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, path)
+            Path(name).chmod(0o666 & ~_umask())
+            Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise

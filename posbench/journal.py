@@ -14,9 +14,9 @@ class Journal:
 
     def __init__(self, path: Path, from_step: int = 0) -> None:
         self._path = path
-        kept = [record for record in read(path) if record["step"] <= from_step]
-        write_text(path, "".join(_line(record) for record in kept))
         with storage(path):
+            kept = [record for record in read(path) if record["step"] <= from_step]
+            write_text(path, "".join(_line(record) for record in kept))
             self._file = path.open("a")
 
     def write(self, record: dict[str, Any]) -> None:
@@ -40,7 +40,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     if not path.exists():
         return records
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():
         try:
             record = json.loads(line)
         except ValueError:

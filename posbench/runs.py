@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 from posbench.config import TrainSettings, from_dict, to_dict
 from posbench.errors import CheckpointError, UserError
 from posbench.files import sha256_file, storage, write_json
+from posbench.tokenizer import load_tokenizer
 from posbench.version import __version__
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from posbench.model import GPT
 
 FORMAT = 1
+# What reading a manifest that is not ours may raise.
+_UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
 MANIFEST, TOKENIZER, METRICS, CHECKPOINTS = (
     "run.json", "tokenizer.json", "metrics.jsonl", "checkpoints",
 )  # fmt: skip
@@ -66,9 +71,14 @@ class Run:
         path = self.folder / TOKENIZER
         if not path.is_file():
             raise CheckpointError(f"{self.folder} has no {TOKENIZER}.")
-        if sha256_file(path) != self.manifest["files"][TOKENIZER]:
+        if sha256_file(path) != self.manifest["files"].get(TOKENIZER):
             raise CheckpointError(f"{path} is not what was saved (SHA-256 differs).")
-        return path.read_text()
+        text = path.read_text()
+        try:
+            load_tokenizer(text)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}.") from None
+        return text
 
     def checkpoint(self) -> Checkpoint:
         """The final checkpoint, every byte verified. Raises CheckpointError; never falls back."""
@@ -98,7 +108,6 @@ class Run:
         """The trained model, float32 on the CPU, in evaluation mode."""
         from posbench.checkpoint import load_weights
         from posbench.model import build_model
-        from posbench.tokenizer import load_tokenizer
 
         checkpoint = self.checkpoint()
         settings = self.settings
@@ -123,7 +132,7 @@ def load_run(folder: Path | str) -> Run:
         settings = from_dict(TrainSettings, manifest["settings"])
         if not isinstance(manifest["files"], dict) or not isinstance(manifest["run_id"], str):
             raise TypeError("files or run_id missing")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     return Run(folder, manifest, settings)
 
@@ -169,9 +178,10 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ".lock"
+        self._file: IO[str]
         with storage(self._path):
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] = self._path.open("a+")
+            self._file = self._path.open("a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -195,8 +205,9 @@ def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple
     UserError with the difference; a folder with anything else in it is refused.
     """
     path = folder / MANIFEST
-    if path.exists() and settings.overwrite:
-        _clear(folder)
+    replaced = path.exists() and settings.overwrite
+    if replaced:
+        clear(folder)
     if path.exists():
         run = load_run(folder)
         changed = differences(run.settings, settings)
@@ -208,7 +219,7 @@ def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple
         run.settings = settings  # the free ones may differ
         return run, False
     foreign = sorted(entry.name for entry in folder.iterdir() if entry.name != ".lock")
-    if foreign:
+    if foreign and not replaced:
         raise UserError(
             f"{folder} is not empty and holds no posbench run (it has {foreign[0]}). "
             "Choose another hydra.run.dir."
@@ -230,7 +241,7 @@ def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple
     return Run(folder, manifest, settings), True
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
     """Remove what a run wrote, and nothing else."""
     with storage(folder):
         for name in (CHECKPOINTS, "tb"):

@@ -33,6 +33,10 @@ class Targets:
     def __len__(self) -> int:
         return len(self.ends)
 
+    def indices(self) -> Integers:
+        """The split's tokens that are targets [N, size]."""
+        return self.ends[:, None] + np.arange(1 - self.size, 1)
+
 
 def anchors(split: Split, longest: int, size: int, most: int) -> Targets:
     """Places whose last `size` targets have `longest` tokens of their own document before the end.
@@ -49,6 +53,12 @@ def spans(split: Split, longest: int, most: int) -> Targets:
     `nonoverlap` and `position` read these from their start.
     """
     return _choose(split, longest, longest, max(1, most // longest), f"{PROTOCOL}/span")
+
+
+def prefixes(split: Split, places: Targets, size: int) -> Targets:
+    """The first `size` targets of each of `places`."""
+    ends = places.ends - places.size + size
+    return Targets(ends, places.documents, size, _digest(split, ends, places.documents, size))
 
 
 def _choose(split: Split, longest: int, size: int, count: int, label: str) -> Targets:

@@ -6,6 +6,7 @@ never stopped. The loop yields records; its caller writes them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator
@@ -107,13 +108,17 @@ class Trainer:
         config = self.settings.train
         lr = learning_rate(self.step, config)
         loss = self._gradients(self.step)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        grads = [each.grad for each in self.model.parameters() if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
         loss_value, norm_value = torch.stack((loss, norm.float())).tolist()
+        # Before clipping, which would spread one bad gradient over all of them.
         if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
             raise DivergedError(self._divergence(loss_value, norm_value, lr))
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), config.clip, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.step()
+        with self._memory_advice():  # its first step makes room for the moments
+            self.optimizer.step()
         self.step += 1
         return Step(self.step, loss_value, lr, norm_value)
 
@@ -126,7 +131,7 @@ class Trainer:
         inputs, targets = (each.to(self.runtime.device) for each in self.batches.batch(step))
         size = self.settings.train.micro_batch or len(inputs)
         total = torch.zeros((), device=self.runtime.device)
-        try:
+        with self._memory_advice():
             for part, (rows, wanted) in enumerate(
                 zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
             ):
@@ -136,10 +141,6 @@ class Trainer:
                 loss = token_losses(logits, wanted).sum() / targets.numel()
                 torch.autograd.backward(loss)
                 total += loss.detach()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemoryError(self._memory_advice(size)) from None
         return total
 
     def _seed_dropout(self, step: int, part: int) -> None:
@@ -160,16 +161,23 @@ class Trainer:
             f"Try a smaller train.lr than {self.settings.train.lr:g}."
         )
 
-    def _memory_advice(self, size: int) -> str:
-        advice = (
-            f"Try train.micro_batch={max(1, size // 2)}, which gives the same results."
-            if size > 1
-            else "Try a smaller model or context."
-        )
-        return (
-            f"out of memory with train.micro_batch={size}, context={self.settings.context} and "
-            f"{sum(p.numel() for p in self.model.parameters()):,} parameters. {advice}"
-        )
+    @contextlib.contextmanager
+    def _memory_advice(self) -> Iterator[None]:
+        """Turn torch's word for too little memory into ours, with a setting that needs less."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            train = self.settings.train
+            size = train.micro_batch or train.batch_size
+            advice = "Try a smaller model or context."
+            if size > 1:
+                advice = f"Try train.micro_batch={size // 2}, which gives the same results."
+            raise OutOfMemoryError(
+                f"out of memory with train.micro_batch={size}, context={self.settings.context} "
+                f"and {sum(p.numel() for p in self.model.parameters()):,} parameters. {advice}"
+            ) from None
 
     def cost(self) -> dict[str, int]:
         """What the run will spend: parameters, tokens, floating-point operations."""

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from posbench.attention import Kernel
 from posbench.config import ENCODINGS, EncodingConfig, Mlp, ModelConfig, Norm, SinusoidalConfig
+from posbench.encodings import Encoding, Hooks
 from posbench.model import (
     GPT,
     INIT_STD,
@@ -104,6 +105,33 @@ def test_positions_count_from_zero_unless_given() -> None:
     text = tokens(2, 10)
     assert torch.equal(model(text), model(text, torch.arange(10)))
     assert not torch.allclose(model(text), model(text, torch.arange(10) + 1))
+
+
+@torch.no_grad()
+def test_an_encoding_is_told_input_positions_and_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Tensor, Tensor, int]] = []
+
+    def spy(encoding: Encoding, x: Tensor, positions: Tensor, layer: int) -> Hooks:
+        seen.append((x, positions, layer))
+        return Hooks()
+
+    monkeypatch.setattr(Encoding, "hooks", spy)
+    positions = torch.arange(10) ** 2
+    make()(tokens(2, 10), positions)
+    assert [layer for _, _, layer in seen] == [0, 1]
+    for x, given, _ in seen:
+        assert torch.equal(given, positions)
+        torch.testing.assert_close(x.mean(-1), torch.zeros(2, 10), rtol=0, atol=1e-5)  # normalised
+        torch.testing.assert_close(x.std(-1), torch.ones(2, 10), rtol=0, atol=0.05)
+
+
+@torch.no_grad()
+def test_rotation_follows_the_positions_given() -> None:
+    model = make("rope").double()
+    for parameter in model.parameters():
+        parameter.mul_(8)
+    text, near = tokens(2, 10), torch.arange(10)
+    assert (model(text, near) - model(text, 3 * near)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -20,7 +20,13 @@ from posbench import config
 from posbench.cli import arguments, compose, launcher, mistakes
 from posbench.cli.help import command_help
 from posbench.cli.space import APPS, App, configs_folder
-from posbench.errors import Interrupted, PosbenchError, StorageError, SweepFailedError, UserError
+from posbench.errors import (
+    InterruptedRunError,
+    PosbenchError,
+    StorageError,
+    SweepFailedError,
+    UserError,
+)
 from posbench.version import __version__
 
 # A full disk is told apart from a defect wherever it shows.
@@ -66,7 +72,7 @@ class Task:
         self.jobs = 0
         self.folder: Path | None = None
         self.failures: list[Exception] = []
-        self.interrupted: Interrupted | None = None
+        self.interrupted: InterruptedRunError | None = None
 
     def __call__(self, composed: DictConfig) -> None:
         settings = HydraConfig.get()
@@ -76,7 +82,7 @@ class Task:
             if settings.mode is RunMode.RUN:
                 _check_single(settings)
             run(compose.settings_of(composed), self.folder, self.command)
-        except Interrupted as error:
+        except InterruptedRunError as error:
             self.interrupted = error
             raise KeyboardInterrupt from error  # what ends Hydra's own sweep at once
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +19,18 @@ from posbench.cli.space import APPS, App, configs_folder
 from posbench.errors import UserError
 
 VERSION_BASE = "1.3"
+
+# Hydra finds a plugin by name and insists on this prefix; the class it finds is ours.
+LAUNCHER = "hydra_plugins.posbench.PosbenchLauncher"
+
+
+@dataclass
+class LauncherConfig:
+    """Settings of posbench's own launcher, `hydra.launcher.*`."""
+
+    _target_: str = LAUNCHER
+    jobs: int | None = None
+
 
 # A group's key in the root schema has the base type, so that any option of the group fits in.
 _BASES: dict[str, type[Any]] = {
@@ -42,6 +55,7 @@ def register() -> None:
     for group, table in config.GROUPS.items():
         for option, kind in table.items():
             store.store(name=f"{group}_{option}", node=kind, package=group)
+    store.store("posbench", LauncherConfig, "hydra/launcher", provider="posbench")
     # Two starts in one second must not share a folder: the clock and four random digits.
     OmegaConf.register_new_resolver("posbench.stamp", stamp, use_cache=True, replace=True)
 

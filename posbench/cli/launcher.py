@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
@@ -25,23 +24,12 @@ from posbench.cli import arguments, compose
 from posbench.cli.pool import Job, Outcome, Pool, summary_lines
 from posbench.cli.slots import slots, visible_gpus
 from posbench.config import Device, EvalSettings, InspectSettings, TrainSettings
-from posbench.errors import Exit, Interrupted, SweepFailedError, UserError
-
-# Hydra finds a plugin by name and insists on this prefix; the class it finds is ours.
-_TARGET = "hydra_plugins.posbench.PosbenchLauncher"
+from posbench.errors import Exit, InterruptedRunError, SweepFailedError, UserError
 
 # A job is a run by itself, whatever sweep its experiment asks for.
 _SINGLE = ("hydra.mode=RUN", "hydra.sweeper.params=null")
 
 PROGRAM = (sys.executable, "-m", "posbench")
-
-
-@dataclass
-class LauncherConfig:
-    """Settings of the launcher, `hydra.launcher.*`."""
-
-    _target_: str = _TARGET
-    jobs: int | None = None
 
 
 @dataclass
@@ -120,7 +108,7 @@ class PosbenchLauncher(Launcher):
         if stopped is not None:
             code = Exit.TERMINATED if stopped is signal.SIGTERM else Exit.INTERRUPTED
             again = f"hydra.sweep.dir={sweep}"
-            raise Interrupted(f"stopped; the same command with {again} goes on.", code)
+            raise InterruptedRunError(f"stopped; the same command with {again} goes on.", code)
         if self.sweep.command == "eval-extrapolate":
             _merge([outcome.job.folder for outcome in outcomes], sweep)
         failed = sum(outcome.code != 0 for outcome in outcomes)
@@ -148,6 +136,5 @@ def register(command: str, config_dirs: Sequence[Path]) -> Sweep:
     """Make the launcher known to Hydra, for the jobs of `command`."""
     flags = [word for folder in config_dirs for word in ("--config-dir", str(folder.resolve()))]
     PosbenchLauncher.sweep = Sweep(command, tuple(flags))
-    ConfigStore.instance().store("posbench", LauncherConfig, "hydra/launcher", provider="posbench")
-    Plugins.instance().class_name_to_class[_TARGET] = PosbenchLauncher
+    Plugins.instance().class_name_to_class[compose.LAUNCHER] = PosbenchLauncher
     return PosbenchLauncher.sweep

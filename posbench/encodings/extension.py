@@ -84,6 +84,8 @@ def yarn(inverse: Tensor, s: float, theta: float, train_length: int, options: Ya
     Peng et al. 2023, section 3.2, with the ramp linear in the pair's number as in the authors'
     code. The range comes from the training length, whatever the length evaluated.
     """
+    if theta <= 1:
+        raise UnsupportedError("yarn needs encoding.theta greater than 1")
     pairs = len(inverse)
     low, high = yarn_range(pairs, theta, train_length, options.beta_fast, options.beta_slow)
     if options.truncate:

@@ -24,10 +24,12 @@ DOTS_PER_INCH = 120
 def check_target(plot: str) -> Path:
     """The file to draw into; UserError if its kind is unknown or its folder does not exist."""
     target = Path(plot)
-    if target.suffix.lower() not in SUFFIXES:
-        raise UserError(f"plot={plot} is neither a .png nor a .svg file. Try plot={plot}.png.")
     if target.is_dir():
-        raise UserError(f"plot={plot} is a folder; name a file in it.")
+        raise UserError(f"plot={plot} is a folder; name a .png or .svg file in it.")
+    if target.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"plot={plot} is neither a .png nor a .svg file. Try plot={target.with_suffix('.png')}."
+        )
     if not target.parent.is_dir():
         raise UserError(f"plot={plot}: the folder {target.parent} does not exist.")
     return target

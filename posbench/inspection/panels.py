@@ -87,7 +87,7 @@ def biased(view: View, bias: Tensor) -> list[Drawer]:
     """A bias [H, T] by distance, the attention it gives, and how far each head looks."""
 
     def by_distance(axes: Axes) -> None:
-        _heads(axes, bias, "upper right")
+        _heads(axes, bias, "best")
         lowest, highest = float(bias.min()), float(bias.max())
         axes.set_ylim(max(lowest, highest - DEEPEST) - 0.3, highest + 0.5)
         mark_lengths(axes, view)
@@ -120,7 +120,7 @@ def biased(view: View, bias: Tensor) -> list[Drawer]:
     return [by_distance, share, reach]
 
 
-def _heads(axes: Axes, values: Tensor, place: Literal["upper right", "lower left"]) -> None:
+def _heads(axes: Axes, values: Tensor, place: Literal["best", "lower left"]) -> None:
     """One line per head; a legend for a few heads, a colour bar for many."""
     heads = len(values)
     if heads <= len(SEQUENCE):

@@ -50,20 +50,27 @@ def rotary(
 
 def _wavelengths(axes: Axes, view: View, trained: Tensor, extended: Tensor | None) -> None:
     pairs = torch.arange(len(trained))
-    lengths = 2 * math.pi / trained
+    lengths = _wavelengths_of(trained)
     short = lengths <= view.train_length
     axes.plot(pairs[short], lengths[short], "o", color=BLUE, label="finishes a turn within 1x")
     axes.plot(
         pairs[~short], lengths[~short], "^", color=RED, label="does not finish a turn within 1x"
     )
     if extended is not None:
-        after = 2 * math.pi / extended
-        axes.plot(pairs, after, "-", color=GREY, linewidth=1.5, label=view.title)
+        axes.plot(
+            pairs, _wavelengths_of(extended), "-", color=GREY, linewidth=1.5, label=view.title
+        )
     axes.set_yscale("log")
     mark_lengths(axes, view, horizontal=True)
     axes.set(xlabel="pair of channels", ylabel="tokens for one turn")
     axes.set_title(f"{int((~short).sum())} of {len(trained)} pairs finish no turn in training")
     axes.legend(loc="upper left")
+
+
+def _wavelengths_of(inverse: Tensor) -> Tensor:
+    """Tokens per turn; NaN, which is not drawn, for a pair that hardly turns or not at all."""
+    lengths = 2 * math.pi / inverse
+    return torch.where(lengths < 1e15, lengths, math.nan)
 
 
 def _angles(axes: Axes, view: View, inverse: Tensor, when: str) -> None:

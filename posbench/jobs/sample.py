@@ -1,4 +1,4 @@
-"""`posbench sample RUN`: a few lines by the trained model, so that a person sees what it learned."""
+"""`posbench sample RUN`: a few lines by the model, so that a person sees what it learned."""
 
 from __future__ import annotations
 

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import TextConfig, TrainSettings, check, from_dict, to_dict
-from posbench.errors import DivergedError, Interrupted, OutOfMemoryError, UserError
+from posbench.errors import (
+    CheckpointError,
+    DivergedError,
+    InterruptedRunError,
+    OutOfMemoryError,
+    UserError,
+)
 from posbench.files import write_text
 from posbench.journal import Journal
 from posbench.runs import (
@@ -23,6 +29,7 @@ from posbench.runs import (
     TOKENIZER,
     Lock,
     Run,
+    clear,
     describe,
     differences,
     fingerprint,
@@ -61,18 +68,20 @@ def run_training(settings: TrainSettings, folder: Path, command: list[str]) -> N
             _train(run, strict=False, allow=[])
         except UserError:
             if is_new:  # nothing was trained: leave no husk behind
-                (folder / MANIFEST).unlink()
+                clear(folder)
             raise
     finally:
-        lock.release()
         _remove_husk(folder)
+        lock.release()
 
 
 def _located(settings: TrainSettings) -> TrainSettings:
     """The same settings with a path that means the same from any folder."""
     data = settings.data
     if isinstance(data, TextConfig):
-        return replace(settings, data=replace(data, path=str(Path.cwd() / data.path)))
+        return replace(
+            settings, data=replace(data, path=str(Path.cwd() / Path(data.path).expanduser()))
+        )
     return settings
 
 
@@ -106,9 +115,10 @@ def resume_training(
         if run.finished and not changed:
             print(f"complete: {folder} already holds this run, finished.")
             return
-        if changed:
-            history = [*run.manifest.get("changes", []), {"at": now(), "settings": changed}]
-            update(run, settings=to_dict(wanted), changes=history, status="running")
+        if changed:  # written once all is ready to go on, so that a refusal leaves no trace
+            entry = {"at": now(), "settings": changed, "before": fingerprint(run.settings)}
+            run.manifest["changes"] = [*run.manifest.get("changes", []), entry]
+            run.manifest["settings"] = to_dict(wanted)
         run.settings = wanted
         _train(run, strict, allow)
     finally:
@@ -131,7 +141,7 @@ def _changed(settings: TrainSettings, changes: list[str]) -> TrainSettings:
             node[name] = text
     try:
         changed: TrainSettings = from_dict(TrainSettings, saved)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise UserError(f"{error}.") from None
     return changed
 
@@ -161,24 +171,27 @@ def _train(run: Run, strict: bool, allow: list[str]) -> None:
     runtime = resolve(settings.device, settings.dtype, settings.compile, settings.threads)
     saved = _newest_checkpoint(run)
     if saved:
+        _check_origin(run, saved)
         _compare_environment(run, runtime, strict)
     dataset = _dataset(run, allow)
+    trainer = Trainer(settings, dataset, runtime)
+    if saved:
+        trainer.restore(saved)
+    for stale in ("reason", "stopped"):
+        run.manifest.pop(stale, None)
     update(
         run,
         status="running",
         runtime=runtime.record(),
         corpus=_corpus_record(dataset),
         files={TOKENIZER: dataset.tokenizer.sha256},
+        cost=trainer.cost(),
     )
-    trainer = Trainer(settings, dataset, runtime)
-    if saved:
-        trainer.restore(saved)
-    update(run, cost=trainer.cost())
     session = _Session(run, trainer, dataset, runtime)
     try:
         session.announce()
         session.train()
-    except Interrupted as stop:
+    except InterruptedRunError as stop:
         update(run, status="interrupted", reason=str(stop), stopped=now())
         raise
     except (DivergedError, OutOfMemoryError) as error:
@@ -195,6 +208,20 @@ def _newest_checkpoint(run: Run) -> Checkpoint | None:
 
 def _warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def _check_origin(run: Run, saved: Checkpoint) -> None:
+    """Raise unless this very run wrote the checkpoint, and its end still lies ahead."""
+    before = [change["before"] for change in run.manifest.get("changes", [])]
+    if saved.identity.get("settings") not in (fingerprint(run.settings), *before):
+        raise CheckpointError(
+            f"{saved.folder} was trained with other settings than those in {run.folder / MANIFEST}."
+        )
+    if saved.step > run.settings.train.steps:
+        raise UserError(
+            f"train.steps={run.settings.train.steps}, but {run.folder} has already trained "
+            f"{saved.step} steps."
+        )
 
 
 def _compare_environment(run: Run, runtime: Runtime, strict: bool) -> None:
@@ -285,11 +312,10 @@ class _Session:
         self.validation: dict[float, float] = {}
         self.spent = 0.0  # seconds in optimizer steps, validation and saving left out
         journal = Journal(self.run.folder / METRICS, first)
-        purge = first + 1 if first else None
         title = f"train {settings.encoding.name}"
         try:
             with (
-                TrainBoard(self.run.folder / "tb", purge_step=purge) as board,
+                TrainBoard(self.run.folder / "tb", purge_step=first + 1) as board,
                 Progress(title, settings.train.steps) as progress,
                 StopRequest() as stop,
             ):
@@ -301,7 +327,7 @@ class _Session:
                     progress.update(step.step, f"loss {step.loss:.3f}")
                     if stop.code is not None:
                         self._save()
-                        raise Interrupted(self._stopped(step.step), stop.code)
+                        raise InterruptedRunError(self._stopped(step.step), stop.code)
                     started = time.perf_counter()
         finally:
             journal.close()
@@ -332,21 +358,26 @@ class _Session:
 
     def _validate(self, step: int, journal: Journal, board: Any) -> None:
         from posbench.statistics import perplexity
+
+        self.validation = self._validation_losses()
+        if not self.validation:
+            return
+        named = {f"{ratio:g}x": loss for ratio, loss in self.validation.items()}
+        journal.write({"step": step, "val_nll": named})
+        scalars = {}
+        for ratio, loss in self.validation.items():
+            scalars[f"val/nll_{ratio:g}x"] = loss
+            scalars[f"val/ppl_{ratio:g}x"] = perplexity(loss)
+        board.scalars(step, scalars)
+
+    def _validation_losses(self) -> dict[float, float]:
+        from posbench.statistics import perplexity
         from posbench.training import validation_losses
 
         losses = validation_losses(
             self.trainer.model, self.dataset, self.run.settings, self.runtime
         )
-        finite = {ratio: loss for ratio, loss in losses.items() if perplexity(loss) < float("inf")}
-        self.validation = finite
-        if not finite:
-            return
-        journal.write({"step": step, "val_nll": {f"{r:g}x": loss for r, loss in finite.items()}})
-        scalars = {}
-        for ratio, loss in finite.items():
-            scalars[f"val/nll_{ratio:g}x"] = loss
-            scalars[f"val/ppl_{ratio:g}x"] = perplexity(loss)
-        board.scalars(step, scalars)
+        return {ratio: loss for ratio, loss in losses.items() if perplexity(loss) < float("inf")}
 
     def _save(self) -> None:
         from posbench import checkpoint
@@ -376,6 +407,7 @@ class _Session:
 
         if self.trainer.step == first:  # killed after the last checkpoint, before the manifest
             self._save()
+            self.validation = self._validation_losses()
         steps = self.trainer.step - first
         speed = self.trainer.tokens_per_step * steps / self.spent if steps else None
         memory = self.runtime.peak_memory_mb()

@@ -1,0 +1,40 @@
+"""What the README says works when pasted."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from posbench.errors import Exit
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_python_example_runs_as_it_stands(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 1
+    script = tmp_path / "example.py"
+    script.write_text(blocks[0])
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    measured = [line for line in lines if line[0] in ("controlled", "nonoverlap", "position")]
+    assert [line[1:3] for line in measured] == [["128", "ok"], ["256", "ok"], ["512", "ok"]] * 3
+
+
+def test_every_exit_code_is_documented() -> None:
+    section = README.split("## Exit codes")[1].split("\n## ")[0]
+    documented = {int(number) for number in re.findall(r"(?:^|; *\n?|\n)(\d+) ", section)}
+    assert documented == {int(code) for code in Exit}
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target

@@ -76,7 +76,7 @@ class Run:
         text = path.read_text()
         try:
             load_tokenizer(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path}: {error}.") from None
         return text
 

@@ -311,6 +311,19 @@ def test_built_on_the_meta_device_and_loaded(name: str) -> None:
         assert torch.equal(loaded(tokens(length)), model(tokens(length)))
 
 
+@every_trainable
+@torch.no_grad()
+def test_compiles_into_one_graph(name: str) -> None:
+    """A graph break would cost more than the encodings differ by; here traced, not optimised."""
+    model = make(name)
+    text = tokens(CONTEXT)
+    for autocast in (False, True):
+        torch._dynamo.reset()
+        traced = torch.compile(model, backend="eager", fullgraph=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            assert torch.equal(traced(text), model(text))
+
+
 # ---------------------------------------------------------------- length
 
 

@@ -351,6 +351,11 @@ def test_ntk_is_refused_at_once_where_its_exponent_is_undefined() -> None:
     rope.extend(PiConfig())
 
 
+def test_yarn_is_refused_where_all_frequencies_are_one() -> None:
+    with pytest.raises(UnsupportedError, match=r"encoding\.theta"):
+        make_rope(theta=1.0).extend(YarnConfig())
+
+
 def test_an_unknown_extension_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="no rotary rule"):
         make_rope().extend(ExtensionConfig(name="tomorrow"))

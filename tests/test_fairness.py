@@ -124,7 +124,7 @@ def draw_junk() -> None:
     """What other code may do between two steps: move every global generator."""
     torch.rand(1000)
     torch.manual_seed(random.getrandbits(32))
-    np.random.seed(random.getrandbits(31))  # noqa: NPY002
+    np.random.seed(random.getrandbits(31))
     random.random()
 
 

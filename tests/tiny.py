@@ -82,15 +82,20 @@ def overrides(settings: TrainSettings) -> list[str]:
     return [f"{key}={value}" for key, value in typed.items()]
 
 
-def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    """A real Python process that runs `script` with `arguments`."""
+def start(*words: str) -> subprocess.Popen[str]:
+    """A real Python process: `python WORDS`."""
     return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
+
+
+def command(*words: str) -> subprocess.Popen[str]:
+    """A real process: `posbench WORDS`."""
+    return start("-m", "posbench", *words)
 
 
 def last(folder: Path) -> Checkpoint:

@@ -126,7 +126,7 @@ def prepare(app: App, word: str, multirun: bool) -> str:
     if word.startswith(("+", "~")):
         word = _without_sign(word)
     key, _, value = word.partition("=")
-    _refuse_code(key, word)
+    _refuse(key, word)
     if key in app.groups and value[:1] in ("[", "{"):
         raise UserError(f"{word}: {key} takes one option; -m {key}=A,B runs once for each.")
     if key in FOLDER_KEYS or (key in PATH_KEYS and not (multirun and "," in value)):
@@ -150,9 +150,11 @@ def _without_sign(word: str) -> str:
     raise UserError(f"{word}: settings take no plus here, and none can be added; type {bare}")
 
 
-def _refuse_code(key: str, word: str) -> None:
+def _refuse(key: str, word: str) -> None:
     if "_target_" in word or re.match(r"hydra[./]callbacks", key):
         raise UserError(f"{word}: posbench runs no code named by a setting.")
+    if key in ("hydra.launcher", "hydra.sweeper"):
+        raise UserError(f"{word}: choose it with a slash, as in hydra/launcher=basic.")
     if key == "hydra.searchpath":
         raise UserError(f"{word}: use --config-dir DIR to add your own YAML files.")
 

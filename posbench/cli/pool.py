@@ -81,7 +81,7 @@ class Pool:
         with tempfile.TemporaryDirectory(prefix="posbench-") as scratch, self._signals(), view:
             try:
                 while self.running or (self.waiting and not self.stopped):
-                    self._start_jobs(Path(scratch))
+                    self._start_jobs(Path(scratch), view)
                     self._stop_jobs()
                     time.sleep(POLL_SECONDS)
                     self._reap(view)
@@ -91,25 +91,19 @@ class Pool:
         self.outcomes += [Outcome(job, None, reason="not started") for job in self.waiting]
         return sorted(self.outcomes, key=lambda outcome: self.order[outcome.job])
 
-    def _start_jobs(self, scratch: Path) -> None:
+    def _start_jobs(self, scratch: Path, view: SweepView) -> None:
         while self.waiting and self.free and not self.stopped:
             job, slot = self.waiting.pop(0), self.free.pop(0)
             progress = scratch / f"{job.number}.json"
             own = {PROGRESS_FILE: str(progress), PARENT: str(os.getpid())}
-            with storage(job.log):
-                job.log.parent.mkdir(parents=True, exist_ok=True)
-                log = job.log.open("ab")
-            with log:
-                process = subprocess.Popen(
-                    job.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **self.slots[slot], **own},
-                    # Ctrl-C reaches this process alone, which tells each job once.
-                    start_new_session=True,
-                )
-            self.running.append(_Running(job, process, slot, progress, time.monotonic()))
+            try:
+                process = _start(job, {**os.environ, **self.slots[slot], **own})
+            except OSError as error:
+                self.free.append(slot)
+                self._end(Outcome(job, 127, reason=f"could not be started: {error}"), view)
+            else:
+                run = _Running(job, process, slot, progress, time.monotonic())
+                self.running.append(run)
 
     def _stop_jobs(self) -> None:
         if self.stopped is None:
@@ -134,9 +128,12 @@ class Pool:
             _send(run, signal.SIGKILL)
             seconds = time.monotonic() - run.started
             reason = _reason(run.job, code) if code else ""
-            outcome = Outcome(run.job, code, seconds, reason, stopped=run.told and code != 0)
-            self.outcomes.append(outcome)
-            view.ended(run.job.name, seconds, outcome.reason)
+            stopped = run.told and code != 0
+            self._end(Outcome(run.job, code, seconds, reason, stopped), view)
+
+    def _end(self, outcome: Outcome, view: SweepView) -> None:
+        self.outcomes.append(outcome)
+        view.ended(outcome.job.name, outcome.seconds, outcome.reason)
 
     def _state(self, run: _Running) -> State:
         return State.read(run.job.name, run.progress)
@@ -156,6 +153,21 @@ class Pool:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    with storage(job.log):
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        log = job.log.open("ab")
+    with log:
+        return subprocess.Popen(
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the pool alone, which tells each job once
+        )
 
 
 def _send(run: _Running, number: signal.Signals) -> None:

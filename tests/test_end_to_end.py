@@ -1,0 +1,220 @@
+"""From the command line to the table: a sweep, its evaluation, and every way that can fail."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from posbench.cli import main
+from posbench.config import ENCODINGS
+from posbench.errors import Exit
+
+SMALL = [
+    "model.layers=1", "model.width=32", "model.heads=2", "context=32", "train.batch_size=4",
+    "device=cpu",
+]  # fmt: skip
+QUICK_EVAL = ["eval.max_targets=1024", "eval.span_tokens=8192", "eval.bootstrap=100", "device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(80):
+        lines = [f"def function_{number}_{i}(x): return x + {i * number}" for i in range(12)]
+        (folder / f"{number:02}.py").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sweep(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's sweep, made small: a real process for each job."""
+    folder = tmp_path_factory.mktemp("sweep") / "train"
+    data = ["data=text", f"data.path={text}", "data.test=0.3", "train.steps=3"]
+    words = ["train", "-m", "experiment=quickstart", f"hydra.sweep.dir={folder}"]
+    assert main([*words, *data, *SMALL]) == Exit.OK
+    return folder
+
+
+def evaluate(runs: object, out: Path, *words: str) -> int:
+    target = [f"runs={runs}", f"hydra.run.dir={out}"]
+    return main(["eval-extrapolate", *target, *QUICK_EVAL, *words])
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def copy(sweep: Path, job: str, to: Path) -> Path:
+    return Path(shutil.copytree(sweep / job, to / job))
+
+
+def test_quickstart_gives_a_row_for_each_encoding_protocol_and_length(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(sweep, tmp_path / "out") == Exit.OK
+    rows = rows_of(tmp_path / "out")
+    cells = {(row["encoding"], row["protocol"], row["eval_length"]): row for row in rows}
+    lengths, protocols = ("32", "64", "128"), ("controlled", "nonoverlap", "position")
+    assert len(rows) == len(cells)
+    assert set(cells) == {(e, p, n) for e in ENCODINGS for p in protocols for n in lengths}
+    for (encoding, _, length), row in cells.items():
+        beyond = encoding == "learned" and length != "32"
+        assert row["status"] == ("unsupported" if beyond else "ok")
+        assert bool(row["value"]) != beyond
+        assert bool(row["reason"]) == beyond
+    controlled = [row for row in rows if row["protocol"] == "controlled" and row["value"]]
+    assert len({row["targets_sha256"] for row in controlled}) == 1
+    out = capsys.readouterr().out
+    assert "n/a (table 32)" in out
+    assert "report.html" in out
+    assert "tensorboard --logdir" in out
+    for name in ("results.json", "report.md", "report.html", "curves.png"):
+        assert (tmp_path / "out" / name).stat().st_size > 0
+
+
+def test_evaluating_again_gives_the_same_numbers(sweep: Path, tmp_path: Path) -> None:
+    numbers = []
+    for name, words in (("a", []), ("b", ["eval.ratios=[4,1,2]", "eval.batch_tokens=128"])):
+        assert evaluate(sweep / "3-rope", tmp_path / name, *words) == Exit.OK
+        rows = rows_of(tmp_path / name)
+        numbers.append({(row["protocol"], row["eval_length"]): float(row["nll"]) for row in rows})
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-5)
+
+
+def test_extensions_of_one_run_make_one_table(sweep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    words = ["extension=none,pi,ntk,yarn", f"runs={sweep / '3-rope'}", f"hydra.sweep.dir={out}"]
+    assert main(["eval-extrapolate", "-m", *words, *QUICK_EVAL]) == Exit.OK
+    rows = [row for row in rows_of(out) if row["protocol"] == "controlled"]
+    by_length = {
+        length: {row["extension"]: row["nll"] for row in rows if row["eval_length"] == length}
+        for length in ("32", "64")
+    }
+    assert len(set(by_length["32"].values())) == 1  # at s = 1 each of them is plain RoPE
+    assert len(set(by_length["64"].values())) == 4
+
+
+def test_extension_that_fits_some_runs_is_unsupported_in_the_others(
+    sweep: Path, tmp_path: Path
+) -> None:
+    assert evaluate(sweep, tmp_path / "out", "extension=yarn") == Exit.OK
+    status = {row["encoding"]: row["status"] for row in rows_of(tmp_path / "out")}
+    assert status.pop("rope") == "ok"
+    assert set(status.values()) == {"unsupported"}
+
+
+def test_extension_that_fits_no_run_is_refused(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(sweep / "4-alibi", tmp_path / "out", "extension=yarn") == Exit.USER
+    assert "applies to encoding=rope" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "results.csv").exists()
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "settings", "tokenizer"])
+def test_damaged_run_is_named_and_never_scored(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    good, bad = copy(sweep, "3-rope", tmp_path), copy(sweep, "4-alibi", tmp_path)
+    weights = next(bad.glob("checkpoints/*/weights.safetensors"))
+    data = bytearray(weights.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        weights.write_bytes(data)
+    elif damage == "truncate":
+        weights.write_bytes(data[:1000])
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "settings":
+        manifest = json.loads((bad / "run.json").read_text())
+        manifest["settings"]["encoding"] = {"name": "none"}
+        (bad / "run.json").write_text(json.dumps(manifest))
+    else:
+        (bad / "tokenizer.json").write_text('{"type":  "bytes"}')
+    assert evaluate(bad, tmp_path / "alone") == Exit.CHECKPOINT
+    assert str(bad) in capsys.readouterr().err
+    assert evaluate(f"[{good},{bad}]", tmp_path / "both") == Exit.CHECKPOINT
+    rows = rows_of(tmp_path / "both")
+    assert {row["status"] for row in rows if row["encoding"] == "rope"} == {"ok"}
+    others = [row for row in rows if row["encoding"] != "rope"]
+    assert len(others) == 9
+    for row in others:
+        assert (row["status"], row["value"]) == ("skipped", "")
+        assert str(bad) in row["reason"]
+
+
+def test_unfinished_run_is_named_with_the_way_on(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy(sweep, "0-none", tmp_path)
+    manifest = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(manifest | {"status": "interrupted"}))
+    assert evaluate(run, tmp_path / "out") == Exit.CHECKPOINT
+    assert f"posbench train resume={run}" in capsys.readouterr().err
+
+
+def test_text_that_changed_since_training_is_refused(
+    sweep: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extra = text / "extra.py"
+    extra.write_text("x = 1\n")
+    try:
+        assert evaluate(sweep / "3-rope", tmp_path / "out") == Exit.USER
+    finally:
+        extra.unlink()
+    assert "fingerprint" in capsys.readouterr().err
+
+
+def test_lengths_that_no_document_reaches_are_said_so(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(sweep / "3-rope", tmp_path / "out", "eval.ratios=[1,64]") == Exit.OK
+    rows = rows_of(tmp_path / "out")
+    assert {row["status"] for row in rows} == {"not_enough_data"}
+    assert all("2049 tokens" in row["reason"] for row in rows)
+    assert "not enough data" in capsys.readouterr().out
+
+
+def test_no_run_says_where_it_looked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSBENCH_OUTPUTS", str(tmp_path / "nothing"))
+    assert main(["eval-extrapolate"]) == Exit.USER
+    message = capsys.readouterr().err
+    assert str(tmp_path / "nothing") in message
+    assert "posbench train" in message
+
+
+def test_training_run_is_never_written_into(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copy(sweep, "3-rope", tmp_path)
+    before = sorted(path.name for path in run.iterdir())
+    assert evaluate(run, run) == Exit.USER
+    assert sorted(path.name for path in run.iterdir()) == before
+    assert "training run" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written_is_a_storage_error(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert evaluate(sweep / "3-rope", tmp_path / "file" / "out") == Exit.STORAGE
+    assert main(["train", f"hydra.run.dir={tmp_path / 'file' / 'run'}", *SMALL]) == Exit.STORAGE
+    assert capsys.readouterr().err.count("cannot write") == 2
+
+
+def test_sample_writes_what_the_model_says(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sample", str(sweep / "2-learned"), "prompt=def ", "tokens=60", "seed=3"]
+    texts = []
+    for _ in range(2):
+        assert main(words) == Exit.OK
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]  # 60 tokens: longer than the learned table
+    assert texts[0].startswith("def ")
+    assert len(texts[0].encode()) >= 60

@@ -1,0 +1,329 @@
+"""Sweeps: a process per job, failures isolated, signals passed on, nobody left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posbench.cli import launcher, main, pool
+from posbench.cli.pool import Job, Pool
+from posbench.cli.slots import cores, slots, visible_gpus
+from posbench.cli.sweepview import State
+
+# Stands in for `python -m posbench`: notes how it was called, then does what its seed says.
+FAKE = """
+import json, os, pathlib, signal, sys, time
+words = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+folder = pathlib.Path(words["hydra.run.dir"].strip("'"))
+folder.mkdir(parents=True, exist_ok=True)
+kept = {k: os.environ.get(k) for k in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")}
+(folder / "call.json").write_text(json.dumps({"words": sys.argv[1:], "env": kept}))
+(folder / "results.json").write_text("{}")
+pathlib.Path(os.environ["POSBENCH_PROGRESS"]).write_text(
+    '{"title": "training", "done": 1, "total": 2, "note": ""}')
+match words.get("seed"):
+    case "1":
+        sys.exit("posbench: the loss is not finite at step 3.")
+    case "2":
+        os.kill(os.getpid(), signal.SIGKILL)
+    case "9":
+        def stop(number, _):
+            (folder / "saved").write_text(signal.Signals(number).name)
+            sys.exit(128 + number)
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGTERM, stop)
+        (folder / "ready").touch()
+        time.sleep(60)
+    case "8":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        (folder / "ready").touch()
+        time.sleep(60)
+"""
+
+# A real posbench process whose jobs are the fake.
+DRIVER = """
+import sys
+from posbench.cli import launcher, main, pool
+launcher.PROGRAM = (sys.executable, sys.argv[1])
+pool.GRACE_SECONDS = float(sys.argv[2])
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and a stand-in for the program that jobs run."""
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    monkeypatch.setattr(launcher, "PROGRAM", (sys.executable, str(script)))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return script
+
+
+def call(folder: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((Path("s") / folder / "call.json").read_text())
+    return record
+
+
+def test_each_job_is_a_command_line_of_its_own(fake: Path) -> None:
+    words = ["train", "-m", "encoding=rope,alibi", "seed=0", "hydra.sweep.dir=s"]
+    assert main([*words, "hydra.launcher.jobs=2"]) == 0
+    assert {path.name for path in Path("s").iterdir()} == {
+        "multirun.yaml", "0-rope", "0-rope.log", "1-alibi", "1-alibi.log",
+    }  # fmt: skip
+    first = call("0-rope")
+    assert first["words"][:3] == ["train", "encoding=rope", "seed=0"]
+    assert "hydra.run.dir='s/0-rope'" in first["words"]
+    # Threads come through the environment: the job's settings are those of a run by itself.
+    assert not any(word.startswith("threads") for word in first["words"])
+    assert first["env"]["OMP_NUM_THREADS"] == str(max(1, cores() // 2))
+
+
+def test_a_job_is_composed_as_a_single_run(fake: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "experiment").mkdir(parents=True)
+    (own / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n# Two seeds\nhydra: {sweeper: {params: {seed: '3,4'}}}\n"
+    )
+    words = ["train", "--config-dir", str(own), "experiment=mine"]
+    assert main(words) == 2  # a sweep that nobody asked to sweep would train one job only
+    assert main([*words, "-m", "hydra.sweep.dir=s"]) == 0
+    replay = call("1-rope")["words"]
+    assert replay[:3] == ["train", "--config-dir", str(own)]
+    from posbench.cli import apps
+
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apps, "run", lambda *arguments: seen.append(arguments))
+        assert main(replay) == 0
+    assert [(settings.seed, folder.name) for settings, folder, _ in seen] == [(4, "1-rope")]
+
+
+def test_an_experiment_may_ask_for_its_sweep(fake: Path) -> None:
+    assert main(["train", "experiment=quickstart", "hydra.sweep.dir=s"]) == 0
+    names = [path.name for path in sorted(Path("s").iterdir()) if path.is_dir()]
+    assert names == ["0-none", "1-sinusoidal", "2-learned", "3-rope", "4-alibi"]
+
+
+def test_failed_jobs_do_not_stop_the_others(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", "seed=0,1,2,3", "hydra.sweep.dir=s"]) == 1
+    assert (Path("s") / "3-rope" / "call.json").exists()
+    said = capsys.readouterr().err
+    assert "s: 2 of 4 jobs done" in said
+    assert "1-rope  failed" in said
+    assert "exit 1: the loss is not finite at step 3." in said
+    assert "killed by SIGKILL" in said
+    assert said.splitlines()[-1] == "posbench: 2 of 4 jobs failed."
+
+
+def test_nothing_starts_if_the_last_job_cannot_work(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "-m", "model.heads=4,2,3", "hydra.sweep.dir=s"]) == 2
+    assert "job 2 (model.heads=3)" in capsys.readouterr().err
+    assert not Path("s").exists()
+
+
+def test_two_jobs_never_share_a_folder(fake: Path) -> None:
+    words = ["train", "-m", "seed=0,1", "hydra.sweep.dir=s", "hydra.sweep.subdir=x"]
+    assert main(words) == 2
+    assert not Path("s").exists()
+
+
+def test_evaluations_are_merged_even_if_one_failed(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged: list[Any] = []
+    module = type(sys)("posbench.jobs.evaluate")
+    module.merge_evaluations = lambda *arguments: merged.append(arguments)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "posbench.jobs.evaluate", module)
+    words = ["eval-extrapolate", "-m", "extension=none,ntk,yarn", "hydra.sweep.dir=s"]
+    fake.write_text(FAKE.replace("match", "if 'extension=ntk' in sys.argv: sys.exit(3)\nmatch"))
+    assert main(words) == 1
+    folder = Path("s")
+    assert merged == [([folder / "0-none", folder / "1-ntk", folder / "2-yarn"], folder)]
+
+
+# ---------------------------------------------------------------- the pool itself
+
+
+def job(tmp_path: Path, number: int, code: str) -> Job:
+    return Job(number, tmp_path / f"job{number}", "", (sys.executable, "-c", code))
+
+
+def test_the_pool_holds_to_its_slots_and_reuses_them(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    code = (
+        f"import os, time; f = open({str(record)!r}, 'a'); e = os.environ['SLOT'];"
+        "f.write('+' + e); f.flush(); time.sleep(0.2); f.write('-' + e)"
+    )
+    jobs = [job(tmp_path, number, code) for number in range(6)]
+    outcomes = Pool(jobs, [{"SLOT": "a"}, {"SLOT": "b"}]).run()
+    assert [outcome.code for outcome in outcomes] == [0] * 6
+    assert [outcome.job.number for outcome in outcomes] == list(range(6))
+    busy: set[str] = set()
+    marks = record.read_text()
+    for sign, slot in zip(marks[::2], marks[1::2], strict=True):
+        assert (slot in busy) == (sign == "-")
+        busy ^= {slot}
+    assert {slot: marks.count("+" + slot) for slot in "ab"}.keys() == {"a", "b"}
+    assert min(marks.count("+a"), marks.count("+b")) >= 1
+
+
+def test_a_program_that_cannot_start_is_one_failed_job(tmp_path: Path) -> None:
+    jobs = [Job(0, tmp_path / "a", "", ("/nowhere/python",)), job(tmp_path, 1, "pass")]
+    outcomes = Pool(jobs, [{}]).run()
+    assert [outcome.code == 0 for outcome in outcomes] == [False, True]
+    assert "/nowhere/python" in outcomes[0].reason
+
+
+def test_what_a_job_leaves_running_is_ended_with_it(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c',"
+        f"'import time; time.sleep(60)']); open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid))"
+    )
+    Pool([job(tmp_path, 0, code)], [{}]).run()
+    wait_until(lambda: not alive(int((tmp_path / "pid").read_text())))
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"title": "x"}'])
+def test_half_a_progress_report_reads_as_starting(tmp_path: Path, text: str) -> None:
+    (tmp_path / "report").write_text(text)
+    assert State.read("job", tmp_path / "report") == State("job")
+    assert State.read("job", tmp_path / "none").share == 0
+
+
+# ---------------------------------------------------------------- signals, in real processes
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is more than an entry waiting to be collected."""
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def start(fake: Path, seed: str, grace: float = 30) -> subprocess.Popen[str]:
+    words = ["train", "-m", f"seed={seed}", "hydra.sweep.dir=s", "hydra.launcher.jobs=1"]
+    driver = [sys.executable, "-c", DRIVER, str(fake), str(grace), *words]
+    process = subprocess.Popen(driver, stderr=subprocess.PIPE, text=True)
+    wait_until(Path("s/0-rope/ready").exists)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_reaches_the_job_and_it_may_save(
+    fake: Path, number: signal.Signals, code: int
+) -> None:
+    sweep = start(fake, "9,0")
+    sweep.send_signal(number)
+    _, said = sweep.communicate(timeout=30)
+    assert sweep.returncode == code
+    assert Path("s/0-rope/saved").read_text() == number.name
+    assert "0-rope  stopped" in said
+    assert "1-rope  not started" in said
+    assert "hydra.sweep.dir=s" in said
+    assert not Path("s/1-rope").exists()
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_job_that_will_not_stop_is_killed(fake: Path, times: int) -> None:
+    """After its grace period, or at once when asked twice."""
+    sweep = start(fake, "8", grace=0.5 if times == 1 else 1000)
+    [child] = children(sweep.pid)
+    for _ in range(times):
+        sweep.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    sweep.communicate(timeout=30)
+    assert sweep.returncode == 130
+    assert not alive(child)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux only")
+def test_jobs_do_not_outlive_a_killed_sweep(fake: Path) -> None:
+    # Only posbench itself asks to be told of its parent's end, so the fake does as it does.
+    fake.write_text("from posbench.cli import _follow_parent; _follow_parent()\n" + FAKE)
+    sweep = start(fake, "9")
+    [child] = children(sweep.pid)
+    sweep.kill()
+    sweep.communicate(timeout=30)
+    wait_until(lambda: not alive(child))
+    assert Path("s/0-rope/saved").read_text() == "SIGTERM"
+
+
+# ---------------------------------------------------------------- places for jobs
+
+
+def test_places_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("posbench.cli.slots.cores", lambda: 8)
+    assert [place["OMP_NUM_THREADS"] for place in slots(20, None, [])] == ["1"] * 8
+    assert [place["OMP_NUM_THREADS"] for place in slots(3, None, [])] == ["2"] * 3
+    assert [place["OMP_NUM_THREADS"] for place in slots(20, 2, [])] == ["4", "4"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert slots(20, 2, []) == [{}, {}]
+
+
+def test_places_on_gpus() -> None:
+    shown = [place["CUDA_VISIBLE_DEVICES"] for place in slots(9, None, ["0", "1"])]
+    assert shown == ["0", "1"]
+    shown = [place["CUDA_VISIBLE_DEVICES"] for place in slots(9, 3, ["0", "1"])]
+    assert shown == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("listing", "expected"),
+    [
+        ("GPU 0: X (UUID: GPU-a)\nGPU 1: X (UUID: GPU-b)\n", ["0", "1"]),
+        ("GPU 0: X (UUID: GPU-a)\n  MIG 1g.5gb Device 0: (UUID: MIG-c)\n", ["MIG-c"]),
+        ("No devices were found\n", []),
+    ],
+)
+def test_gpus_are_found_without_torch(
+    listing: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    (tmp_path / "listing").write_text(listing)
+    tool.write_text(f"#!/bin/sh\nexec cat '{tmp_path}/listing'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == expected
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert visible_gpus() == ["3", "5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert visible_gpus() == []
+
+
+def test_the_summary_fits_its_outcomes(tmp_path: Path) -> None:
+    done = pool.Outcome(job(tmp_path, 0, ""), 0, 12.0)
+    idle = pool.Outcome(job(tmp_path, 1, ""), None)
+    lines = pool.summary_lines(Path("s"), [done, idle])
+    assert lines == ["s: 1 of 2 jobs done", "  job0  done        12 s", "  job1  not started"]

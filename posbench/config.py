@@ -110,7 +110,7 @@ class SinusoidalConfig(EncodingConfig):
     name: str = setting("sinusoidal", "id of the scheme")
     base: float = setting(10_000.0, "base of the geometric series of wavelengths", low=1.0)
     scale: float = setting(
-        0.02, "amplitude; 0.02 is the standard deviation of a token embedding, 1.0 the paper's", 0.0
+        0.1, "amplitude; 1.0 is the paper's, beside embeddings multiplied by sqrt(width)", low=0.0
     )
     layout: SineLayout = setting(SineLayout.interleaved, "sin,cos side by side, or in two halves")
 
@@ -269,7 +269,7 @@ class BpeConfig(TokenizerConfig):
 class TrainConfig:
     """The optimizer and its loop. Steps count optimizer steps."""
 
-    steps: int = setting(800, "optimizer steps", low=1)
+    steps: int = setting(600, "optimizer steps", low=1)
     batch_size: int = setting(16, "sequences per optimizer step", low=1)
     micro_batch: int | None = setting(
         None, "sequences per forward pass; fewer than batch_size accumulates gradients", low=1

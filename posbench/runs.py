@@ -1,6 +1,6 @@
 """Run folders: opening one for training, finding finished ones, reading them back. No torch here.
 
-run.json         the manifest: status, settings, versions, results; opened exclusively
+run.json         the manifest: status, settings, versions, results; made by the lock's holder
 tokenizer.json   the exact tokenizer
 metrics.jsonl    one line per logged step; the source of truth for curves
 checkpoints/     see posbench.checkpoint
@@ -174,7 +174,10 @@ def differences(old: TrainSettings, new: TrainSettings) -> dict[str, tuple[Any, 
 
 
 class Lock:
-    """Exclusive use of a run folder, until released or the process ends."""
+    """Exclusive use of a run folder, until released or the process ends.
+
+    Its holder starts clean: what a killed process left half-written is removed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ".lock"
@@ -192,6 +195,9 @@ class Lock:
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now()}")
         self._file.flush()
+        for name in (MANIFEST, TOKENIZER, METRICS):
+            for stale in folder.glob(f".{name}.*.tmp"):
+                stale.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let others in."""
@@ -236,8 +242,7 @@ def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple
         "host": socket.gethostname(),
         "files": {},
     }
-    with storage(path), path.open("x") as file:
-        json.dump(manifest, file, indent=1)
+    write_json(path, manifest)  # nobody else can have made one: we hold the lock
     return Run(folder, manifest, settings), True
 
 

@@ -164,7 +164,7 @@ def test_configure_explains_like_the_command_line() -> None:
         configure("list")
 
 
-@pytest.mark.parametrize("text", ["a b", "a,b", "a=b", "it's", "x'", "back\\slash'", "[a"])
+@pytest.mark.parametrize("text", ["a b", "a,b", "a=b", "it's", "x'", "back\\slash'", "end\\", "[a"])
 def test_a_path_arrives_as_it_was_typed(text: str) -> None:
     typed = f"/data/{text}"
     settings: Any = configure("train", "data=text", f"data.path={typed}")

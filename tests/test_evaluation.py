@@ -32,6 +32,7 @@ from oracles import (
     check_oracles,
     cliff,
     expected_targets,
+    make_config,
     make_split,
     measure,
     real,
@@ -47,7 +48,7 @@ from posbench.config import (
     Protocol,
 )
 from posbench.data import Split
-from posbench.evaluation import position_buckets
+from posbench.evaluation import plan, planned_tokens, position_buckets
 from posbench.results import Evaluation, Status, read_results, write_results
 
 SPLIT = make_split()
@@ -306,6 +307,13 @@ def test_position_takes_every_length_from_one_pass_where_that_is_right() -> None
         assert nll(measured, "position", length) == nll(alone, "position", length)
 
 
+def test_position_takes_the_longest_pass_that_a_table_allows() -> None:
+    model = oracle(traced_prefix, OracleEncoding(2 * TRAIN))
+    rows = measure(model, SPLIT, protocols=["position"]).rows
+    assert [row.status for row in rows] == [Status.ok, Status.ok, Status.unsupported]
+    assert model.tokens == rows[1].n_targets
+
+
 def test_position_makes_a_pass_for_each_length_where_prefixes_differ() -> None:
     model = oracle(tracer, OracleEncoding(consistent=False))
     measured = measure(model, SPLIT, protocols=["position"])
@@ -319,6 +327,13 @@ def test_the_longest_pass_serves_nonoverlap_and_position() -> None:
     measure(both, SPLIT, protocols=["nonoverlap", "position"], ratios=[4])
     measure(one, SPLIT, protocols=["position"], ratios=[4])
     assert both.tokens == one.tokens
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_progress_is_planned_in_the_tokens_that_are_read(protocol: str) -> None:
+    model, config = oracle(traced_prefix), make_config(protocols=[protocol], max_targets=40)
+    measure(model, SPLIT, protocols=[protocol], max_targets=40)
+    assert planned_tokens(plan(SPLIT, TRAIN, config, "cpu"), config) == model.tokens
 
 
 def test_speed_is_that_of_the_pass_a_row_was_taken_from() -> None:
@@ -391,6 +406,18 @@ def test_an_infinite_loss_is_counted_too() -> None:
     assert row.status is Status.nonfinite
     assert row.n_nonfinite == row.n_targets // TRAIN
     assert "position 2" in row.reason
+
+
+def test_one_loss_that_is_not_a_number_is_enough() -> None:
+    (first, *_) = expected_targets(SPLIT, "controlled", TRAIN, 4 * TRAIN, TRAIN // 2)
+
+    def rule(targets: Tensor, visible: Tensor, length: int) -> Tensor:
+        return torch.where(targets == first[0], math.nan, 2.0)
+
+    for row in measure(oracle(rule), SPLIT, protocols=["controlled"]).rows:
+        assert (row.status, row.n_nonfinite) == (Status.nonfinite, 1)
+        assert f"1 of {row.n_targets} losses" in row.reason
+        assert f"position {row.eval_length - TRAIN // 2} " in row.reason
 
 
 def test_a_loss_too_large_for_a_perplexity_is_kept(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import tiny
 import torch
 
 import posbench.jobs.train as jobs
-from posbench import board, checkpoint, training
+from posbench import board, checkpoint, files, training
 from posbench.config import TrainSettings
 from posbench.encodings import CLASSES
 from posbench.errors import CheckpointError, Exit, InterruptedRunError, UserError
@@ -561,6 +561,7 @@ def half_a_line() -> None:
 
 # Two checkpoints are due before the end (7 and 14), each of three files, then the last (20).
 PHASES = {
+    "writing the first manifest": nth(files.Path, "replace", 1),
     "before any data": nth(jobs, "_dataset", 1),
     "building the model": nth(training.Trainer, "__init__", 1),
     "before the first checkpoint": nth(training.Trainer, "_advance", 5),

@@ -475,12 +475,21 @@ def test_of_simultaneous_starts_one_wins(tmp_path: Path) -> None:
     assert all("is in use by" in line for line in said if line != "won\n")
 
 
-def test_a_manifest_is_opened_exclusively(tmp_path: Path, corpus: Path) -> None:
+def test_a_folder_holds_one_run(tmp_path: Path, corpus: Path) -> None:
     settings = tiny.small(corpus)
     one, is_new = open_run(tmp_path, settings, [])
     again, is_new_again = open_run(tmp_path, settings, [])
     assert (is_new, is_new_again) == (True, False)
     assert one.id == again.id
+
+
+def test_half_written_files_of_a_killed_start_are_no_obstacle(tmp_path: Path, corpus: Path) -> None:
+    for name in ("run.json", "tokenizer.json", "metrics.jsonl"):
+        (tmp_path / f".{name}.x7y8z9.tmp").write_text("{")
+    run_training(tiny.small(corpus, steps=1), tmp_path, [])
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        ".lock", "checkpoints", "metrics.jsonl", "run.json", "tb", "tokenizer.json",
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- finding runs

@@ -1,4 +1,4 @@
-"""Every setting of posbench: typed dataclasses, their meaning, and the rules between them.
+"""Every setting of posbench: typed dataclasses and their meaning; `rules.py` says what fits.
 
 No torch here: a typing error must be found before a heavy import. Each field carries its meaning
 (`help`), which `posbench train --help` prints; a default written here is the only truth.
@@ -9,10 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
-
-from posbench.errors import UserError
+from typing import Any
 
 
 def setting(default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
@@ -138,6 +135,11 @@ class AlibiConfig(EncodingConfig):
     """A bias that falls linearly with distance, one slope per head (Press et al. 2022)."""
 
     name: str = setting("alibi", "id of the scheme")
+
+
+def rotary_size(encoding: RopeConfig, head_size: int) -> int:
+    """Channels of a head that are rotated."""
+    return round(encoding.fraction * head_size)
 
 
 # ---------------------------------------------------------------- extensions at evaluation
@@ -408,197 +410,3 @@ GROUPS: dict[str, dict[str, Any]] = {
 }
 
 Settings = TrainSettings | EvalSettings | InspectSettings
-
-
-# ---------------------------------------------------------------- rules between settings
-
-
-def check(settings: Settings) -> None:
-    """Raise UserError for settings that cannot work. Needs neither data nor torch."""
-    check_ranges(settings)
-    if isinstance(settings, EvalSettings):
-        _check_ratios("eval.ratios", settings.eval.ratios)
-        if not settings.eval.protocols:
-            raise UserError("eval.protocols is empty; give at least one, such as [controlled].")
-        return
-    _check_shape(settings)
-    if isinstance(settings, TrainSettings):
-        _check_training(settings)
-
-
-def check_ranges(node: Any, prefix: str = "") -> None:
-    """Raise UserError for a number outside the range its field states, anywhere below `node`."""
-    for item in dataclasses.fields(node):
-        value = getattr(node, item.name)
-        if dataclasses.is_dataclass(value):
-            check_ranges(value, f"{prefix}{item.name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            _check_number(f"{prefix}{item.name}", value, item.metadata)
-
-
-def _check_number(key: str, value: float, bounds: Any) -> None:
-    low, high = bounds.get("low"), bounds.get("high")
-    if value != value or value in (float("inf"), float("-inf")):
-        raise UserError(f"{key}={value} is not a finite number.")
-    if low is not None and value < low:
-        raise UserError(f"{key}={value} is too small; the least is {low:g}.")
-    if high is not None and value > high:
-        raise UserError(f"{key}={value} is too large; the most is {high:g}.")
-
-
-def _check_ratios(key: str, ratios: list[float]) -> None:
-    if not ratios:
-        raise UserError(f"{key} is empty; give at least one, such as [1,2,4].")
-    for ratio in ratios:
-        if not 0 < ratio < float("inf"):
-            raise UserError(f"{key} holds {ratio}; a ratio must be greater than 0.")
-    if len(set(ratios)) < len(ratios):
-        raise UserError(f"{key}={ratios} names a length twice.")
-
-
-def _check_shape(settings: TrainSettings | InspectSettings) -> None:
-    model = settings.model
-    if model.width % model.heads:
-        fitting = [heads for heads in range(1, model.width + 1) if model.width % heads == 0]
-        nearest = min(fitting, key=lambda heads: abs(heads - model.heads))
-        raise UserError(
-            f"model.width={model.width} is not a multiple of model.heads={model.heads}. "
-            f"Try model.heads={nearest}."
-        )
-    if isinstance(settings.encoding, RopeConfig):
-        _check_rotary(settings.encoding, model)
-
-
-def rotary_size(encoding: RopeConfig, head_size: int) -> int:
-    """Channels of a head that are rotated."""
-    return round(encoding.fraction * head_size)
-
-
-def _check_rotary(encoding: RopeConfig, model: ModelConfig) -> None:
-    size = rotary_size(encoding, model.head_size)
-    if size % 2:
-        where = f"model.width={model.width} over model.heads={model.heads}"
-        share = "" if encoding.fraction == 1 else f" times encoding.fraction={encoding.fraction}"
-        raise UserError(
-            f"encoding={encoding.name} rotates pairs of channels, but {where}{share} gives "
-            f"{size} per head, an odd number. Change model.width, model.heads or encoding.fraction."
-        )
-
-
-def _check_training(settings: TrainSettings) -> None:
-    train = settings.train
-    if train.lr <= 0:
-        raise UserError(f"train.lr={train.lr} must be greater than 0.")
-    if train.clip <= 0:
-        raise UserError(f"train.clip={train.clip} must be greater than 0.")
-    if train.micro_batch is not None and train.micro_batch > train.batch_size:
-        raise UserError(
-            f"train.micro_batch={train.micro_batch} is larger than "
-            f"train.batch_size={train.batch_size}."
-        )
-    if train.schedule is Schedule.wsd and train.warmup + train.decay > 1:
-        raise UserError(
-            f"train.warmup={train.warmup} and train.decay={train.decay} together exceed "
-            "the whole run; their sum may be at most 1."
-        )
-    _check_ratios("train.validate_ratios", train.validate_ratios)
-    data = settings.data
-    if data.validation + data.test > 0.9:
-        raise UserError(
-            f"data.validation={data.validation} and data.test={data.test} leave less than a tenth "
-            "of the documents for training."
-        )
-    if isinstance(data, TextConfig) and not data.path:
-        raise UserError("data=text needs a path: data.path=FILE, a folder, or a quoted glob.")
-
-
-def check_extension(settings: InspectSettings) -> None:
-    """Raise UserError if the extension has nothing to act on (it needs rotary frequencies)."""
-    if settings.extension.name != "none" and not isinstance(settings.encoding, RopeConfig):
-        raise UserError(
-            f"extension={settings.extension.name} changes rotary frequencies, and "
-            f"encoding={settings.encoding.name} has none. It applies to encoding=rope."
-        )
-
-
-# ---------------------------------------------------------------- saved settings
-
-
-def to_dict(node: Any) -> dict[str, Any]:
-    """Settings as plain JSON values."""
-    return {
-        item.name: to_dict(value) if dataclasses.is_dataclass(value) else _plain(value)
-        for item in dataclasses.fields(node)
-        for value in [getattr(node, item.name)]
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, StrEnum):
-        return str(value)
-    return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-def from_dict(kind: type[Any], saved: dict[str, Any], prefix: str = "") -> Any:
-    """Settings from plain JSON values; raises ValueError naming a key that does not belong.
-
-    A group is rebuilt from the name table, so a saved run can never name code to be imported.
-    """
-    hints = {item.name: item for item in dataclasses.fields(kind)}
-    types = get_type_hints(kind)
-    unknown = sorted(set(saved) - set(hints))
-    if unknown:
-        raise ValueError(f"unknown setting {unknown[0]!r} in {kind.__name__}")
-    values = {}
-    for key, value in saved.items():
-        default = _default(hints[key])
-        if dataclasses.is_dataclass(default):
-            if not isinstance(value, dict):
-                raise ValueError(f"{prefix}{key} must be a mapping, not {value!r}")
-            group = _group_type(key, value, type(default))
-            values[key] = from_dict(group, value, f"{prefix}{key}.")
-        else:
-            values[key] = _typed(f"{prefix}{key}", value, types[key])
-    return kind(**values)
-
-
-def _default(item: dataclasses.Field[Any]) -> Any:
-    if item.default_factory is not dataclasses.MISSING:
-        return item.default_factory()
-    return item.default
-
-
-def _group_type(key: str, value: dict[str, Any], fallback: Any) -> Any:
-    table = GROUPS.get(key)
-    if table is None:
-        return fallback
-    name = value.get("name")
-    if not isinstance(name, str) or name not in table:
-        raise ValueError(f"{key}.name={name!r} is not one of {', '.join(sorted(table))}")
-    return table[name]
-
-
-def _typed(key: str, value: Any, kind: Any) -> Any:
-    """`value` as the annotation `kind` has it: a whole number is a float too, a name is an Enum."""
-    if kind is Any:
-        return value
-    if get_origin(kind) is UnionType:  # X | None, the only one there is
-        return None if value is None else _typed(key, value, get_args(kind)[0])
-    if get_origin(kind) is list and isinstance(value, list):
-        return [_typed(key, item, get_args(kind)[0]) for item in value]
-    if get_origin(kind) is None:
-        if issubclass(kind, StrEnum) and value in list(kind):
-            return kind(value)
-        if kind is float and type(value) is int:
-            return float(value)
-        if type(value) is kind:
-            return value
-    raise ValueError(f"{key}={value!r} is not {_described(kind)}")
-
-
-def _described(kind: Any) -> str:
-    if get_origin(kind) is list:
-        return f"a list, each {_described(get_args(kind)[0])}"
-    if issubclass(kind, StrEnum):
-        return f"one of {', '.join(kind)}"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]

@@ -55,6 +55,8 @@ class Plan:
     longest: int
     anchors: Targets
     spans: Targets
+    kept_documents: int  # test documents long enough for the longest window
+    kept_tokens: int
     shortage: str  # why there is nothing to score; empty if there is
 
 
@@ -64,6 +66,11 @@ def plan(split: Split, train_length: int, config: EvalConfig, device: str) -> Pl
     for ratio, length in lengths.items():
         if length < 2:
             raise UserError(f"eval.ratios holds {ratio}: {length} tokens; the least is 2.")
+    if len(set(lengths.values())) < len(lengths):
+        raise UserError(
+            f"eval.ratios={config.ratios}: two of them round to one length at context "
+            f"{train_length}."
+        )
     size = config.anchor_targets or min(256, train_length // 2)
     shortest = min(lengths.values())
     if size > shortest:
@@ -80,8 +87,15 @@ def plan(split: Split, train_length: int, config: EvalConfig, device: str) -> Pl
             f"no test document of data={split.corpus} has {longest + 1} tokens; "
             f"the longest has {int(max(split.lengths, default=0))}"
         )
+    kept = split.lengths[split.lengths > longest]
     return Plan(
-        lengths, longest, chosen, spans(split, longest, config.span_tokens or 4 * most), shortage
+        lengths,
+        longest,
+        chosen,
+        spans(split, longest, config.span_tokens or 4 * most),
+        len(kept),
+        int(kept.sum()),
+        shortage,
     )
 
 
@@ -151,7 +165,7 @@ class _Cells:
             return
         row.seconds = sum(each.seconds for each in cell.passes)
         row.tokens_per_s = sum(each.tokens for each in cell.passes) / row.seconds
-        row.peak_mem_mb = self.runtime.peak_memory_mb()
+        row.peak_mem_mb = max(each.peak_mem_mb for each in cell.passes)
         self._summarise(row, cell)
 
     def _refuse(self, length: int) -> None:
@@ -214,6 +228,7 @@ class _Cells:
         return self._passes[length]
 
     def _pass(self, ends: Integers, length: int, last: int) -> _Pass:
+        self.runtime.reset_peak_memory()
         started = time.perf_counter()
         losses = window_losses(
             self.subject.model,
@@ -225,7 +240,8 @@ class _Cells:
             self.config.batch_tokens,
             self.scored,
         )
-        return _Pass(losses, len(ends) * length, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return _Pass(losses, len(ends) * length, seconds, self.runtime.peak_memory_mb())
 
     # ------------------------------------------------------------ numbers
 
@@ -311,6 +327,7 @@ class _Pass:
     losses: Losses
     tokens: int
     seconds: float
+    peak_mem_mb: float
 
 
 @dataclass(frozen=True)

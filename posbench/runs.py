@@ -23,9 +23,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from posbench.config import TrainSettings, from_dict, to_dict
+from posbench.config import TrainSettings
 from posbench.errors import CheckpointError, UserError
 from posbench.files import sha256_file, storage, write_json
+from posbench.saved import from_dict, to_dict
 from posbench.tokenizer import load_tokenizer
 from posbench.version import __version__
 

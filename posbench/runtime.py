@@ -35,6 +35,11 @@ class Runtime:
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
+    def reset_peak_memory(self) -> None:
+        """Measure the peak from here on; a CPU keeps that of the whole process."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next means something."""
         if self.device.type == "cuda":

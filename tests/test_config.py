@@ -12,6 +12,7 @@ from posbench import catalog, config, configure
 from posbench.cli import main
 from posbench.cli.space import APPS, all_keys, configs_folder, options
 from posbench.errors import UserError
+from posbench.saved import from_dict, to_dict
 
 CHOICES = [(group, name) for group, table in config.GROUPS.items() for name in table]
 
@@ -134,8 +135,8 @@ def test_every_setting_has_a_meaning() -> None:
 @pytest.mark.parametrize("name", config.ENCODINGS)
 def test_settings_survive_their_json_form(name: str) -> None:
     settings = configure("train", f"encoding={name}", "train.validate_ratios=[1,2]", "device=cpu")
-    saved = json.loads(json.dumps(config.to_dict(settings)))
-    assert config.from_dict(config.TrainSettings, saved) == settings
+    saved = json.loads(json.dumps(to_dict(settings)))
+    assert from_dict(config.TrainSettings, saved) == settings
 
 
 @pytest.mark.parametrize(

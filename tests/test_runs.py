@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiny
 
-from posbench.config import ENCODINGS, ModelConfig, TrainConfig, TrainSettings, from_dict, to_dict
+from posbench.config import ENCODINGS, ModelConfig, TrainConfig, TrainSettings
 from posbench.errors import CheckpointError, PosbenchError, StorageError, UserError
 from posbench.jobs.train import run_training, train
 from posbench.runs import (
@@ -27,6 +27,7 @@ from posbench.runs import (
     open_run,
     update,
 )
+from posbench.saved import from_dict, to_dict
 
 
 @pytest.fixture(scope="module")

@@ -172,6 +172,8 @@ def test_targets_longer_than_the_shortest_window_are_refused() -> None:
         make_plan(anchor_targets=9)
     assert make_plan(anchor_targets=8).anchors.size == 8
     assert make_plan(ratios=[0.25], anchor_targets=2).lengths == {0.25: 2}
+    with pytest.raises(UserError, match=r"two of them round to one length"):
+        make_plan(ratios=[1.0, 1.001])
 
 
 def test_a_window_of_one_token_is_refused() -> None:

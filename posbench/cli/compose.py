@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from posbench import config
+from posbench import config, rules
 from posbench.cli import arguments, mistakes
 from posbench.cli.space import APPS, App, configs_folder
 from posbench.errors import UserError
@@ -76,9 +76,9 @@ def settings_of(composed: DictConfig) -> config.Settings:
             )
     if isinstance(settings, config.EvalSettings):
         _check_runs(settings.runs)
-    config.check(settings)
+    rules.check(settings)
     if isinstance(settings, config.InspectSettings):
-        config.check_extension(settings)
+        rules.check_extension(settings)
     return settings
 
 

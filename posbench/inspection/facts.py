@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.config import InspectSettings, check_extension, to_dict
+from posbench.config import InspectSettings
 from posbench.encodings import Encoding, Hooks, build
 from posbench.errors import UnsupportedError, UserError
 from posbench.inspection.checks import run_checks
 from posbench.model import seeded, shape_of
+from posbench.rules import check_extension
+from posbench.saved import to_dict
 
 MOST_POSITIONS = 4096  # positions that checks and figures look at, at most
 

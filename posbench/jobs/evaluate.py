@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.catalog import EXTENSION_CARDS
-from posbench.config import EvalSettings, ExtensionConfig, check, to_dict
+from posbench.config import EvalSettings, ExtensionConfig
 from posbench.errors import CheckpointError, UnsupportedError, UserError
 from posbench.files import storage
 from posbench.results import Evaluation, Row, Status, read_results
+from posbench.rules import check
 from posbench.runs import MANIFEST, Run, find_folders, fingerprint, load_run, now
+from posbench.saved import to_dict
 from posbench.version import __version__
 
 if TYPE_CHECKING:
@@ -319,5 +321,7 @@ class _Session:
             "longest_context": plan.longest,
             "controlled_targets": len(plan.anchors) * plan.anchors.size,
             "span_tokens": len(plan.spans) * plan.longest,
+            "test_documents_kept": plan.kept_documents,
+            "test_tokens_kept": plan.kept_tokens,
             "bos": "none",
         }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posbench.config import TextConfig, TrainSettings, check, from_dict, to_dict
+from posbench.config import TextConfig, TrainSettings
 from posbench.errors import (
     CheckpointError,
     DivergedError,
@@ -22,6 +22,7 @@ from posbench.errors import (
 )
 from posbench.files import write_text
 from posbench.journal import Journal
+from posbench.rules import check
 from posbench.runs import (
     CHECKPOINTS,
     MANIFEST,
@@ -38,6 +39,7 @@ from posbench.runs import (
     open_run,
     update,
 )
+from posbench.saved import from_dict, to_dict
 
 if TYPE_CHECKING:
     from posbench.checkpoint import Checkpoint

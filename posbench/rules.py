@@ -1,0 +1,134 @@
+"""The rules between settings: what cannot work is told before any work. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from posbench.config import (
+    EvalSettings,
+    ExtensionConfig,
+    InspectSettings,
+    ModelConfig,
+    RopeConfig,
+    Schedule,
+    Settings,
+    TextConfig,
+    TrainSettings,
+    YarnConfig,
+    rotary_size,
+)
+from posbench.errors import UserError
+
+
+def check(settings: Settings) -> None:
+    """Raise UserError for settings that cannot work. Needs neither data nor torch."""
+    check_ranges(settings)
+    if isinstance(settings, EvalSettings):
+        _check_ratios("eval.ratios", settings.eval.ratios)
+        _check_yarn(settings.extension)
+        if not settings.eval.protocols:
+            raise UserError("eval.protocols is empty; give at least one, such as [controlled].")
+        return
+    _check_shape(settings)
+    if isinstance(settings, TrainSettings):
+        _check_training(settings)
+
+
+def _check_yarn(extension: ExtensionConfig) -> None:
+    if isinstance(extension, YarnConfig) and not extension.beta_fast > extension.beta_slow > 0:
+        raise UserError(
+            f"extension.beta_fast={extension.beta_fast} must be greater than "
+            f"extension.beta_slow={extension.beta_slow}, and both greater than 0."
+        )
+
+
+def check_ranges(node: Any, prefix: str = "") -> None:
+    """Raise UserError for a number outside the range its field states, anywhere below `node`."""
+    for item in dataclasses.fields(node):
+        value = getattr(node, item.name)
+        if dataclasses.is_dataclass(value):
+            check_ranges(value, f"{prefix}{item.name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            _check_number(f"{prefix}{item.name}", value, item.metadata)
+
+
+def _check_number(key: str, value: float, bounds: Any) -> None:
+    low, high = bounds.get("low"), bounds.get("high")
+    if value != value or value in (float("inf"), float("-inf")):
+        raise UserError(f"{key}={value} is not a finite number.")
+    if low is not None and value < low:
+        raise UserError(f"{key}={value} is too small; the least is {low:g}.")
+    if high is not None and value > high:
+        raise UserError(f"{key}={value} is too large; the most is {high:g}.")
+
+
+def _check_ratios(key: str, ratios: list[float]) -> None:
+    if not ratios:
+        raise UserError(f"{key} is empty; give at least one, such as [1,2,4].")
+    for ratio in ratios:
+        if not 0 < ratio < float("inf"):
+            raise UserError(f"{key} holds {ratio}; a ratio must be greater than 0.")
+    if len(set(ratios)) < len(ratios):
+        raise UserError(f"{key}={ratios} names a length twice.")
+
+
+def _check_shape(settings: TrainSettings | InspectSettings) -> None:
+    model = settings.model
+    if model.width % model.heads:
+        fitting = [heads for heads in range(1, model.width + 1) if model.width % heads == 0]
+        nearest = min(fitting, key=lambda heads: abs(heads - model.heads))
+        raise UserError(
+            f"model.width={model.width} is not a multiple of model.heads={model.heads}. "
+            f"Try model.heads={nearest}."
+        )
+    if isinstance(settings.encoding, RopeConfig):
+        _check_rotary(settings.encoding, model)
+
+
+def _check_rotary(encoding: RopeConfig, model: ModelConfig) -> None:
+    size = rotary_size(encoding, model.head_size)
+    if size % 2:
+        where = f"model.width={model.width} over model.heads={model.heads}"
+        share = "" if encoding.fraction == 1 else f" times encoding.fraction={encoding.fraction}"
+        raise UserError(
+            f"encoding={encoding.name} rotates pairs of channels, but {where}{share} gives "
+            f"{size} per head, an odd number. Change model.width, model.heads or encoding.fraction."
+        )
+
+
+def _check_training(settings: TrainSettings) -> None:
+    train = settings.train
+    if train.lr <= 0:
+        raise UserError(f"train.lr={train.lr} must be greater than 0.")
+    if train.clip <= 0:
+        raise UserError(f"train.clip={train.clip} must be greater than 0.")
+    if train.micro_batch is not None and train.micro_batch > train.batch_size:
+        raise UserError(
+            f"train.micro_batch={train.micro_batch} is larger than "
+            f"train.batch_size={train.batch_size}."
+        )
+    if train.schedule is Schedule.wsd and train.warmup + train.decay > 1:
+        raise UserError(
+            f"train.warmup={train.warmup} and train.decay={train.decay} together exceed "
+            "the whole run; their sum may be at most 1."
+        )
+    _check_ratios("train.validate_ratios", train.validate_ratios)
+    data = settings.data
+    if data.validation + data.test > 0.9:
+        raise UserError(
+            f"data.validation={data.validation} and data.test={data.test} leave less than a tenth "
+            "of the documents for training."
+        )
+    if isinstance(data, TextConfig) and not data.path:
+        raise UserError("data=text needs a path: data.path=FILE, a folder, or a quoted glob.")
+
+
+def check_extension(settings: InspectSettings) -> None:
+    """Raise UserError if the extension has nothing to act on (it needs rotary frequencies)."""
+    _check_yarn(settings.extension)
+    if settings.extension.name != "none" and not isinstance(settings.encoding, RopeConfig):
+        raise UserError(
+            f"extension={settings.extension.name} changes rotary frequencies, and "
+            f"encoding={settings.encoding.name} has none. It applies to encoding=rope."
+        )

@@ -3,8 +3,9 @@
 set -euo pipefail
 source "$(dirname "$0")/setup.sh"
 
-# One thread for each worker: two workers on two cores would otherwise fight over them.
+# One thread for each worker: two workers would otherwise fight over two cores. A file stays in one
+# worker, so that what its tests share is made once.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 workers=()
-[ $# -gt 0 ] || workers=(-n "$(getconf _NPROCESSORS_ONLN)" --dist loadgroup)
+[ $# -gt 0 ] || workers=(-n "$(getconf _NPROCESSORS_ONLN)" --dist loadfile)
 exec "$VENV/bin/python" -m pytest ${workers[@]+"${workers[@]}"} "$@"

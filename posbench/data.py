@@ -75,9 +75,15 @@ def _to_stderr(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig, note: Note = _to_stderr) -> Dataset:
-    """The corpus under a tokenizer learned from its train split; `note` hears what takes time."""
+def prepare(
+    data: DataConfig, tokenizer: TokenizerConfig, note: Note = _to_stderr, context: int = 0
+) -> Dataset:
+    """The corpus under a tokenizer learned from its train split; `note` hears what takes time.
+
+    Raises UserError before any work if no document can fill a training window of `context`.
+    """
     corpus = load_corpus(data)
+    _check_size(corpus, context)
     splits = split_documents(corpus, data)
     learned = _learn(tokenizer, splits["train"], note)
     if isinstance(tokenizer, BpeConfig) and learned.vocabulary < tokenizer.vocab_size:
@@ -86,6 +92,16 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, note: Note = _to_stder
             f"data={corpus.name} gives {learned.vocabulary} entries, and those are used."
         )
     return _dataset(corpus, splits, learned, note)
+
+
+def _check_size(corpus: Corpus, context: int) -> None:
+    """Raise UserError if no document can hold context + 1 tokens, each being a byte or more."""
+    most = max((len(document.text.encode()) for document in corpus.documents), default=0)
+    if most <= context:
+        raise UserError(
+            f"context={context} needs a document of {context + 1} tokens; the longest of "
+            f"data={corpus.name} has {most} at the most. Give longer text, or a smaller context."
+        )
 
 
 def prepare_with(data: DataConfig, tokenizer_json: str, note: Note = _to_stderr) -> Dataset:

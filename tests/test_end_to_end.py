@@ -180,6 +180,18 @@ def test_lengths_that_no_document_reaches_are_said_so(
     assert "not enough data" in capsys.readouterr().out
 
 
+def test_text_too_short_for_the_context_names_tokens_found_and_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("forty characters, give or take a few ...")
+    data = ["data=text", f"data.path={tmp_path / 'short.txt'}", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert main(["train", *data, *SMALL, "context=64"]) == Exit.USER
+    message = capsys.readouterr().err
+    assert "65 tokens" in message
+    assert "40 at the most" in message
+    assert not (tmp_path / "run").exists()
+
+
 def test_no_run_says_where_it_looked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,7 +245,7 @@ def _dataset(run: Run, allow: list[str]) -> Dataset:
     settings = run.settings
     known = run.manifest.get("corpus")
     if known is None:
-        dataset = prepare(settings.data, settings.tokenizer)
+        dataset = prepare(settings.data, settings.tokenizer, context=settings.context)
         write_text(run.folder / TOKENIZER, dataset.tokenizer.to_json())
         return dataset
     dataset = prepare_with(settings.data, run.tokenizer_json())

@@ -121,6 +121,8 @@ def planned_tokens(plan: Plan, config: EvalConfig) -> int:
         Protocol.nonoverlap: len(plan.spans) * plan.longest * len(lengths),
         Protocol.position: len(plan.spans) * max(lengths),
     }
+    if Protocol.nonoverlap in config.protocols and max(lengths) == plan.longest:
+        cost[Protocol.position] = 0  # the same pass
     return sum(cost[protocol] for protocol in config.protocols)
 
 

@@ -24,7 +24,8 @@ from posbench import board, checkpoint, files, training
 from posbench.config import TrainSettings
 from posbench.encodings import CLASSES
 from posbench.errors import CheckpointError, Exit, InterruptedRunError, UserError
-from posbench.jobs.train import duration, resume_training, run_training
+from posbench.jobs.session import Session, duration
+from posbench.jobs.train import resume_training, run_training
 from posbench.journal import Journal
 from posbench.runs import load_run
 from posbench.signals import StopRequest
@@ -568,7 +569,7 @@ PHASES = {
     "writing the manifest of the second": nth(checkpoint, "write_bytes", 6),
     "while pruning": nth(checkpoint.shutil, "rmtree", 1),
     "naming the last checkpoint": nth(checkpoint.Path, "rename", 3),
-    "before the run is called finished": nth(jobs._Session, "_finish", 1),
+    "before the run is called finished": nth(Session, "_finish", 1),
 }
 
 

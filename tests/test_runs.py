@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 from posbench.config import ENCODINGS, ModelConfig, TrainConfig, TrainSettings
+from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, PosbenchError, StorageError, UserError
 from posbench.jobs.train import run_training, train
 from posbench.runs import (
@@ -20,7 +21,6 @@ from posbench.runs import (
     Run,
     _flat,
     differences,
-    find_folders,
     fingerprint,
     identity,
     load_run,

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.catalog import EXTENSION_CARDS
 from posbench.config import EvalSettings, ExtensionConfig
+from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UnsupportedError, UserError
 from posbench.files import storage
 from posbench.results import Evaluation, Row, Status, read_results
 from posbench.rules import check
-from posbench.runs import MANIFEST, Run, find_folders, fingerprint, load_run, now
+from posbench.runs import MANIFEST, Run, fingerprint, load_run, now
 from posbench.saved import to_dict
 from posbench.version import __version__
 

@@ -329,10 +329,10 @@ def test_the_longest_pass_serves_nonoverlap_and_position() -> None:
     assert both.tokens == one.tokens
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_progress_is_planned_in_the_tokens_that_are_read(protocol: str) -> None:
-    model, config = oracle(traced_prefix), make_config(protocols=[protocol], max_targets=40)
-    measure(model, SPLIT, protocols=[protocol], max_targets=40)
+@pytest.mark.parametrize("protocols", [*([each] for each in PROTOCOLS), list(PROTOCOLS)])
+def test_progress_is_planned_in_the_tokens_that_are_read(protocols: list[str]) -> None:
+    model, config = oracle(traced_prefix), make_config(protocols=protocols, max_targets=40)
+    measure(model, SPLIT, protocols=protocols, max_targets=40)
     assert planned_tokens(plan(SPLIT, TRAIN, config, "cpu"), config) == model.tokens
 
 

@@ -271,7 +271,7 @@ class BpeConfig(TokenizerConfig):
 class TrainConfig:
     """The optimizer and its loop. Steps count optimizer steps."""
 
-    steps: int = setting(600, "optimizer steps", low=1)
+    steps: int = setting(500, "optimizer steps", low=1)
     batch_size: int = setting(16, "sequences per optimizer step", low=1)
     micro_batch: int | None = setting(
         None, "sequences per forward pass; fewer than batch_size accumulates gradients", low=1

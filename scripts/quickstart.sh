@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Train five encodings on text that is already on this machine, evaluate them at 1x, 2x and 4x the
-# training length, and print the table. About six minutes on two CPU cores, after the install.
+# training length, and print the table. Six to eight minutes on two CPU cores, after the install.
 set -euo pipefail
 source "$(dirname "$0")/setup.sh"
 

@@ -41,8 +41,8 @@ def write_png(path: Path, table: Table | None, traces: list[Trace]) -> None:
     import matplotlib
 
     with matplotlib.rc_context(_STYLE | _plain_ink()):
-        figure = _figure(14.0, 5.2)
-        left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.55})
+        figure = _figure(15.0, 5.2)
+        left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.62})
         draw_curves(left, table)
         draw_position(right, traces)
         figure.subplots_adjust(left=0.05, right=0.875, bottom=0.15, top=0.91)

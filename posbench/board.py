@@ -168,9 +168,13 @@ def _sub_runs(evaluation: Evaluation) -> list[tuple[str, list[Row], list[Positio
             for row in evaluation.rows
             if (row.run_id, row.extension, row.variant) == (run_id, extension, variant)
         ]
-        curves = [c for c in evaluation.curves if (c.run_id, c.extension) == (run_id, extension)]
+        curves = [
+            curve
+            for curve in evaluation.curves
+            if (curve.run_id, curve.extension, curve.variant) == (run_id, extension, variant)
+        ]
         name = run_name(labels, subject, mine[0].seed)
-        found.append((name, mine, [] if variant else curves))
+        found.append((name, mine, curves))
     return found
 
 

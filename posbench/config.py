@@ -78,6 +78,15 @@ class Protocol(StrEnum):
     position = "position"
 
 
+class Beyond(StrEnum):
+    """What a table of positions does past its end, at evaluation."""
+
+    error = "error"
+    interpolate = "interpolate"
+    clamp = "clamp"
+    wrap = "wrap"
+
+
 class Format(StrEnum):
     table = "table"
     json = "json"
@@ -340,6 +349,9 @@ class EvalConfig:
         None, "tokens read by `nonoverlap` and `position`; null: four times max_targets", low=1
     )
     batch_tokens: int = setting(8192, "tokens per forward pass; never changes a number", low=1)
+    beyond: Beyond = setting(
+        Beyond.error, "past the end of a trained table (learned): refuse, or a named variant"
+    )
     bootstrap: int = setting(2000, "resamples of the document bootstrap", low=100)
 
 

@@ -284,6 +284,7 @@ class _Cells:
                 self.subject.split.names[owner],
                 float(total),
                 int(count),
+                row.variant,
             )
             for owner, total, count in zip(owners, sums, counts, strict=True)
         ]
@@ -314,6 +315,7 @@ class _Cells:
                 nll=[float(bucket.mean()) for bucket in buckets],
                 sd=[_spread(bucket) for bucket in buckets],
                 n=[bucket.size for bucket in buckets],
+                variant=longest.variant,
             )
         )
 

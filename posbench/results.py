@@ -81,6 +81,7 @@ class PositionCurve:
     nll: list[float]
     sd: list[float]
     n: list[int]
+    variant: str = ""
 
 
 @dataclass
@@ -94,6 +95,7 @@ class DocumentLoss:
     document: str
     sum_nll: float
     n: int
+    variant: str = ""
 
 
 @dataclass
@@ -129,12 +131,12 @@ def write_results(evaluation: Evaluation, folder: Path) -> None:
     """Write results.csv, results.json, position.csv and per_doc.csv into `folder`."""
     rows = [dataclasses.asdict(row) for row in evaluation.rows]
     write_text(folder / "results.csv", _csv(COLUMNS, [[row[c] for c in COLUMNS] for row in rows]))
+    heads = ("run_id", "encoding", "extension", "variant", "seed", "train_length", "eval_length")
     curves = [
-        [c.run_id, c.encoding, c.extension, c.seed, c.train_length, c.eval_length, *bucket]
-        for c in evaluation.curves
-        for bucket in zip(c.lo, c.hi, c.nll, c.sd, c.n, strict=True)
+        [*(getattr(curve, head) for head in heads), *bucket]
+        for curve in evaluation.curves
+        for bucket in zip(curve.lo, curve.hi, curve.nll, curve.sd, curve.n, strict=True)
     ]
-    heads = ("run_id", "encoding", "extension", "seed", "train_length", "eval_length")
     buckets = ("bucket_lo", "bucket_hi", "nll", "sd", "n")
     write_text(folder / "position.csv", _csv(heads + buckets, curves))
     documents = [list(dataclasses.astuple(each)) for each in evaluation.documents]

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posbench.config import LearnedConfig, SineLayout, SinusoidalConfig
-from posbench.encodings.base import Encoding, Generators, Shape
+from posbench.config import Beyond, LearnedConfig, SineLayout, SinusoidalConfig
+from posbench.encodings.base import Encoding, Generators, Shape, precise
 from posbench.errors import UnsupportedError
 
 
@@ -45,29 +45,68 @@ class Sinusoidal(Encoding):
         return {"table": self.config.scale * table}
 
 
+def stretched(table: Tensor, positions: Tensor, length: int) -> Tensor:
+    """Rows [T, C] of a `table` stretched over `length` positions, linear between its rows.
+
+    Ends on ends (align-corners): position p reads row p (rows - 1) / (length - 1), so that the
+    first and the last position read the first and the last row exactly.
+    """
+    last = len(table) - 1
+    place = (positions.double() * (last / (length - 1))).clamp(max=last)
+    low = place.floor()
+    below = low.long()
+    exact = precise(table.dtype)
+    share = (place - low).unsqueeze(-1).to(exact)
+    rows = torch.lerp(table[below].to(exact), table[(below + 1).clamp(max=last)].to(exact), share)
+    return rows.to(table.dtype)
+
+
 class Learned(Encoding):
-    """A trained vector per position, one for each of the training length (GPT-2)."""
+    """A trained vector per position, one for each of the training length (GPT-2).
+
+    Past the table it is undefined, unless an evaluation asks for a variant: the table stretched
+    over a longer text (`interpolate`), its last row for all that follow (`clamp`), or the table
+    over and over (`wrap`). A text no longer than the table reads its own rows in each of them.
+    """
 
     config: LearnedConfig
 
     def __init__(self, config: LearnedConfig, shape: Shape) -> None:
         super().__init__(config, shape)
         self.table = nn.Parameter(torch.empty(shape.train_length, shape.width))
+        self.beyond = Beyond.error
 
     @property
-    def max_length(self) -> int:
-        return self.shape.train_length
+    def max_length(self) -> int | None:
+        return self.shape.train_length if self.beyond is Beyond.error else None
+
+    @property
+    def prefix_consistent(self) -> bool:
+        return self.beyond is not Beyond.interpolate
+
+    def go_beyond(self, beyond: Beyond) -> None:
+        self.beyond = beyond
 
     def initialise(self, generators: Generators) -> None:
         nn.init.normal_(self.table, std=self.config.std, generator=generators("table"))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self._rows(positions).to(x.dtype)
+
+    def _rows(self, positions: Tensor) -> Tensor:
+        """The vectors [T, C] for `positions` [T]."""
+        rows, length = len(self.table), len(positions)
+        match self.beyond:
+            case Beyond.interpolate if length > rows:
+                return stretched(self.table, positions, length)
+            case Beyond.interpolate | Beyond.clamp:
+                return self.table[positions.clamp(max=rows - 1)]
+            case Beyond.wrap:
+                return self.table[positions % rows]
         # By shape, on the host: an index past the table would poison a CUDA context.
-        if len(positions) > self.max_length:
-            raise UnsupportedError(
-                f"learned table has {self.max_length} rows; {len(positions)} positions requested"
-            )
-        return x + self.table[positions].to(x.dtype)
+        if length > rows:
+            raise UnsupportedError(f"learned table has {rows} rows; {length} positions requested")
+        return self.table[positions]
 
     def describe(self, length: int) -> dict[str, Any]:
         return {"table": self.table.detach().double()}

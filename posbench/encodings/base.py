@@ -29,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from posbench.config import EncodingConfig, ExtensionConfig
+from posbench.config import Beyond, EncodingConfig, ExtensionConfig
 from posbench.errors import UnsupportedError
 
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -108,6 +108,13 @@ class Encoding(nn.Module):
         if extension.name != "none":
             raise UnsupportedError(
                 f"{extension.name} changes rotary frequencies; {self.config.name} has none"
+            )
+
+    def go_beyond(self, beyond: Beyond) -> None:
+        """Do `beyond` past the end of a table from now on; UnsupportedError without a table."""
+        if beyond is not Beyond.error:
+            raise UnsupportedError(
+                f"beyond={beyond} is for tables that end; {self.config.name} has none"
             )
 
     def initialise(self, generators: Generators) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.catalog import EXTENSION_CARDS
-from posbench.config import EvalSettings, ExtensionConfig
+from posbench.config import Beyond, EvalSettings, ExtensionConfig
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UnsupportedError, UserError
 from posbench.files import storage
@@ -108,7 +108,7 @@ class _Candidate:
 
     run: Run
     model: GPT | None = None
-    refused: str = ""  # the extension does not fit
+    refused: str = ""  # the extension, or what to do beyond a table, does not fit
     damaged: str = ""
 
 
@@ -119,7 +119,7 @@ def _measure(settings: EvalSettings, command: list[str]) -> tuple[Evaluation, li
     check(settings)
     runtime = resolve(settings.device, settings.dtype, threads=settings.threads, training=False)
     candidates = _load(settings)
-    _check_extension(settings.extension, candidates)
+    _check_applies(settings, candidates)
     session = _Session(settings, runtime)
     evaluation = session.evaluate(candidates)
     evaluation.provenance |= {
@@ -148,6 +148,7 @@ def _load(settings: EvalSettings) -> list[_Candidate]:
         try:
             candidate.model = run.model()
             candidate.model.encoding.extend(settings.extension)
+            candidate.model.encoding.go_beyond(settings.eval.beyond)
         except CheckpointError as error:
             candidate.damaged = str(error)
             _warn(str(error))
@@ -173,16 +174,32 @@ def _distinguish(candidates: list[_Candidate]) -> None:
             candidate.run.manifest["run_id"] = f"{name}-{seen[name]}"
 
 
-def _check_extension(extension: ExtensionConfig, candidates: list[_Candidate]) -> None:
+def _check_applies(settings: EvalSettings, candidates: list[_Candidate]) -> None:
+    """Raise UserError if the extension, or eval.beyond, applies to none of the runs."""
     able = [each for each in candidates if each.model is not None and not each.refused]
     if able or all(each.model is None for each in candidates):
         return
     names = sorted({each.run.settings.encoding.name for each in candidates})
+    extension, beyond = settings.extension, settings.eval.beyond
+    if beyond is not Beyond.error:
+        raise UserError(
+            f"eval.beyond={beyond} applies to none of the runs (encoding {', '.join(names)}"
+            f"{_beside(extension)}). It applies to encoding=learned."
+        )
     card = next(card for card in EXTENSION_CARDS if card.id == extension.name)
     raise UserError(
         f"extension={extension.name} applies to none of the runs (encoding "
         f"{', '.join(names)}). It applies to encoding={card.applies_to}."
     )
+
+
+def _beside(extension: ExtensionConfig) -> str:
+    return "" if extension.name == "none" else f", beside extension={extension.name}"
+
+
+def _variant(beyond: Beyond) -> str:
+    """What a row says of a model that is not evaluated as it was trained."""
+    return "" if beyond is Beyond.error else f"beyond={beyond}"
 
 
 class _Session:
@@ -245,7 +262,7 @@ class _Session:
             run_id=run.id,
             encoding=settings.encoding.name,
             extension=self.settings.extension.name,
-            variant="",
+            variant=_variant(self.settings.eval.beyond),
             model=settings.model.name,
             seed=settings.seed,
             train_length=settings.context,

@@ -27,17 +27,16 @@ class Trace:
 
 def traces_of(evaluation: Evaluation) -> list[Trace]:
     """One trace for each subject, from its longest pass; a loss that is not finite is a gap."""
-    longest: dict[tuple[str, str], PositionCurve] = {}
+    longest: dict[tuple[str, str, str], PositionCurve] = {}
     for curve in evaluation.curves:
-        key = (curve.run_id, curve.extension)
+        key = (curve.run_id, curve.extension, curve.variant)
         if key not in longest or curve.eval_length > longest[key].eval_length:
             longest[key] = curve
     subjects = subjects_of(evaluation)
     labels = labels_of(subjects.values(), evaluation)
     groups: dict[Subject, list[PositionCurve]] = defaultdict(list)
-    for (run_id, extension), curve in longest.items():
-        match = [s for (r, e, _), s in subjects.items() if (r, e) == (run_id, extension)]
-        groups[match[0] if match else _subject(curve)].append(curve)
+    for key, curve in longest.items():
+        groups[subjects.get(key) or _subject(curve)].append(curve)
     return [
         _trace(labels.get(subject) or _plain_label(subject), curves)
         for subject, curves in groups.items()
@@ -46,7 +45,8 @@ def traces_of(evaluation: Evaluation) -> list[Trace]:
 
 
 def _subject(curve: PositionCurve) -> Subject:
-    return Subject(curve.encoding, curve.extension, "", "", curve.train_length, "", curve.run_id)
+    variant, run = curve.variant, curve.run_id
+    return Subject(curve.encoding, curve.extension, variant, "", curve.train_length, "", run)
 
 
 def _plain_label(subject: Subject) -> str:

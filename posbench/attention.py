@@ -9,6 +9,8 @@ with one chunk is the oracle of every other path (tests/test_attention.py).
     key_bias, score_mod, mask_mod dense      flex
     rescore                       dense      dense
     attend                        own        own
+
+Where flex cannot run (heads of fewer than 16 channels, no compiler), CUDA takes dense.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posbench.encodings.base import DistanceBias, Hooks, MaskMod, precise
+from posbench.toolchain import can_compile
 
 SCORES_PER_CHUNK = 1 << 24  # float32 scores held at once by the dense path without gradients
+FLEX_HEAD_SIZE = 16  # the smallest that FlexAttention compiles for
+FLEX_VARIANTS = 64  # of the compiled kernel; torch's 8 are too few for lengths x sizes x models
 
 
 class Kernel(StrEnum):
@@ -38,7 +43,7 @@ class Kernel(StrEnum):
     dense = "dense"
 
 
-def choose(hooks: Hooks, device: str) -> Kernel:
+def choose(hooks: Hooks, device: str, head_size: int) -> Kernel:
     """The fastest exact kernel for `hooks` on a device type ("cpu", "cuda"): the table above."""
     if hooks.attend is not None:
         return Kernel.own
@@ -48,13 +53,15 @@ def choose(hooks: Hooks, device: str) -> Kernel:
     if not by_pair and hooks.distance_bias is None:
         return Kernel.sdpa
     if device == "cuda":
-        return Kernel.flex
+        # While the model itself is being compiled there is nothing to try.
+        fused = head_size >= FLEX_HEAD_SIZE and (torch.compiler.is_compiling() or can_compile())
+        return Kernel.flex if fused else Kernel.dense
     return Kernel.dense if by_pair else Kernel.strided
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, kernel: Kernel | None = None) -> Tensor:
     """Causal attention [B, H, T, D] under `hooks`; `kernel` overrides the choice, for tests."""
-    kernel = kernel or choose(hooks, q.device.type)
+    kernel = kernel or choose(hooks, q.device.type, v.shape[-1])
     if hooks.attend is not None:
         return hooks.attend(q, k, v)
     q, k, scale = _placed(q, k, hooks)
@@ -175,27 +182,61 @@ def _table(distance_bias: DistanceBias | None, length: int, q: Tensor) -> Tensor
     return distance_bias(torch.arange(length, device=q.device, dtype=precise(q.dtype)))
 
 
-@cache
 def _flex_kernel(device: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # The CPU has no fused backward and needs no compiler: it serves tests of the score rules only.
+    # In a model that is being compiled, flex_attention becomes a part of the model's graph.
     kernel: Callable[..., Any] = flex_attention
-    return torch.compile(kernel) if device == "cuda" else kernel
+    return kernel if device != "cuda" or torch.compiler.is_compiling() else _compiled_flex()
+
+
+@cache
+def _compiled_flex(backend: str = "inductor") -> Callable[..., Any]:
+    from torch._dynamo import config
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention, backend=backend)
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        with config.patch(recompile_limit=FLEX_VARIANTS):
+            return compiled(*args, **options)
+
+    return kernel
+
+
+def _block_mask(batch: int, heads: int, length: int, mask_mod: MaskMod | None, device: str) -> Any:
+    """Which blocks of 128 x 128 pairs hold a visible one, and the rule within a block."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    if mask_mod is None:
+        # Compiling a model, torch traces past a cache and warns: the mask is part of the graph.
+        build = _causal_blocks if torch.compiler.is_compiling() else _kept_causal_blocks
+        return build(length, device)
+
+    def keep(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (i >= j) & mask_mod(b, h, i, j)
+
+    # Not kept: a rule may hold the tensors of one forward pass. For each head on its own, since
+    # shared over heads the list of blocks to visit would be that of head 0 for all of them.
+    return create_block_mask(keep, batch, heads, length, length, device=device)
+
+
+def _causal_blocks(length: int, device: str) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(_causal, None, None, length, length, device=device)
+
+
+def _causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
 
 
 @lru_cache(maxsize=64)
-def _block_mask(batch: int, heads: int, length: int, mask_mod: MaskMod | None, device: str) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def keep(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        causal = i >= j
-        return causal if mask_mod is None else causal & mask_mod(b, h, i, j)
-
-    if mask_mod is None:
-        return create_block_mask(keep, None, None, length, length, device=device)
-    # Shared over heads, the list of blocks to visit would be that of head 0 for all of them.
-    return create_block_mask(keep, batch, heads, length, length, device=device)
+def _kept_causal_blocks(length: int, device: str) -> Any:
+    # First asked for by an evaluation, it must still serve training.
+    with torch.inference_mode(False):
+        return _causal_blocks(length, device)
 
 
 _KERNELS: dict[Kernel, Callable[..., Tensor]] = {

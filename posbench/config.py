@@ -248,7 +248,10 @@ class StdlibConfig(DataConfig):
 
 @dataclass
 class TextConfig(DataConfig):
-    """Your own text: a file, a folder, or a glob; UTF-8, one document per file."""
+    """Your own text: a file, a folder, or a glob; UTF-8, one document per file.
+
+    Fewer than 20 files are cut into parts, and the parts are split like documents.
+    """
 
     name: str = setting("text", "id of the corpus")
     path: str = setting("", "file, folder or glob")

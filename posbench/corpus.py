@@ -73,6 +73,16 @@ def load_corpus(config: DataConfig) -> Corpus:
     return Corpus(config.name, kept, _fingerprint(kept), dropped, note)
 
 
+def check_size(corpus: Corpus, context: int) -> None:
+    """Raise UserError if no document can hold context + 1 tokens, each being a byte or more."""
+    most = max((len(document.text.encode()) for document in corpus.documents), default=0)
+    if most <= context:
+        raise UserError(
+            f"context={context} needs a document of {context + 1} tokens; the longest of "
+            f"data={corpus.name} has {most} at the most. Give longer text, or a smaller context."
+        )
+
+
 def split_of(document: Document, config: DataConfig) -> str:
     """The split of one document, by the hash of its name alone: no other document matters."""
     place = _place(document)

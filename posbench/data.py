@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from posbench.config import BpeConfig, DataConfig, TokenizerConfig
-from posbench.corpus import SPLITS, Corpus, Document, load_corpus, split_documents
+from posbench.corpus import SPLITS, Corpus, Document, check_size, load_corpus, split_documents
 from posbench.errors import StorageError, UserError
 from posbench.files import write_bytes, write_text
 from posbench.progress import Progress
@@ -83,7 +83,7 @@ def prepare(
     Raises UserError before any work if no document can fill a training window of `context`.
     """
     corpus = load_corpus(data)
-    _check_size(corpus, context)
+    check_size(corpus, context)
     splits = split_documents(corpus, data)
     learned = _learn(tokenizer, splits["train"], note)
     if isinstance(tokenizer, BpeConfig) and learned.vocabulary < tokenizer.vocab_size:
@@ -92,16 +92,6 @@ def prepare(
             f"data={corpus.name} gives {learned.vocabulary} entries, and those are used."
         )
     return _dataset(corpus, splits, learned, note)
-
-
-def _check_size(corpus: Corpus, context: int) -> None:
-    """Raise UserError if no document can hold context + 1 tokens, each being a byte or more."""
-    most = max((len(document.text.encode()) for document in corpus.documents), default=0)
-    if most <= context:
-        raise UserError(
-            f"context={context} needs a document of {context + 1} tokens; the longest of "
-            f"data={corpus.name} has {most} at the most. Give longer text, or a smaller context."
-        )
 
 
 def prepare_with(data: DataConfig, tokenizer_json: str, note: Note = _to_stderr) -> Dataset:

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def storage(path: Path) -> Iterator[None]:
         raise StorageError(f"cannot write {path}: {reason}.") from error
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, *, exclusive: bool = False) -> None:
     """Write `data` to `path` atomically and durably: temporary file, fsync, rename, fsync."""
     with storage(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,11 +37,26 @@ def write_bytes(path: Path, data: bytes) -> None:
                 os.fsync(file.fileno())
             # mkstemp makes files private; a result is as readable as the umask allows.
             Path(name).chmod(0o666 & ~_umask())
-            Path(name).replace(path)
+            _place(Path(name), path, exclusive)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def _place(temporary: Path, path: Path, exclusive: bool) -> None:
+    """Give a finished file its name; `exclusive`: FileExistsError if the name is taken."""
+    if exclusive:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a disk without hard links
+            path.touch(exist_ok=False)
+        else:
+            temporary.unlink()
+            return
+    temporary.replace(path)
 
 
 def _umask() -> int:
@@ -49,14 +65,19 @@ def _umask() -> int:
     return mask
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, exclusive: bool = False) -> None:
     """Write UTF-8 text atomically."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), exclusive=exclusive)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, exclusive: bool = False) -> None:
     """Write strict JSON (no bare NaN or Infinity) atomically."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def stamp() -> str:
+    """Name of a folder made now: sorts by time, and does not collide."""
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
 
 def sync_folder(folder: Path) -> None:

@@ -109,7 +109,8 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Logits [B, T, V]; `positions` [T] are 0..T-1 unless given.
 
-        With `last`, logits [B, last, V] of the last tokens alone: the head is most of the memory.
+        In evaluation they have the weights' precision, whatever the autocast around them. With
+        `last`, logits [B, last, V] of the last tokens alone: the head is most of the memory.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -118,8 +119,12 @@ class GPT(nn.Module):
             x = block(x, self.encoding, positions, layer)
         if last is not None:
             x = x[:, -last:]
+        x = self.norm(x)
         weight = self.embedding.weight if self.head is None else self.head.weight
-        return F.linear(self.norm(x), weight)
+        if self.training:
+            return F.linear(x, weight)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.to(weight.dtype), weight)
 
     def use_kernel(self, kernel: Kernel | None) -> None:
         """Compute every attention layer with `kernel`; None returns to the fastest exact one."""
@@ -135,7 +140,7 @@ class GPT(nn.Module):
             hooks = [
                 self.encoding.hooks(x, positions, layer) for layer in range(self.config.layers)
             ]
-        return [choose(each, device) for each in hooks]
+        return [choose(each, device, self.config.head_size) for each in hooks]
 
 
 def build_model(

@@ -123,8 +123,15 @@ class Evaluation:
             curves=self.curves + other.curves,
             documents=self.documents + other.documents,
             runs=self.runs + [run for run in other.runs if run["run_id"] not in known],
-            provenance=self.provenance or other.provenance,
+            provenance=self.provenance
+            | other.provenance
+            | {"evaluations": [*_evaluations(self), *_evaluations(other)]},
         )
+
+
+def _evaluations(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """What was asked for, and when, once for each evaluation merged into this one."""
+    return list(evaluation.provenance.get("evaluations", []))
 
 
 def write_results(evaluation: Evaluation, folder: Path) -> None:

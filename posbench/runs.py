@@ -10,6 +10,7 @@ tb/              TensorBoard, a view of metrics.jsonl
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -23,10 +24,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from posbench.config import TrainSettings
-from posbench.errors import CheckpointError, UserError
+from posbench.errors import CheckpointError, StorageError, UserError
 from posbench.files import sha256_file, storage, write_json
+from posbench.rules import check
 from posbench.saved import from_dict, to_dict
-from posbench.tokenizer import load_tokenizer
 from posbench.version import __version__
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Run:
 
     def tokenizer_json(self) -> str:
         """The tokenizer's text; raises CheckpointError if it is not the one trained with."""
+        from posbench.tokenizer import load_tokenizer
+
         path = self.folder / TOKENIZER
         if not path.is_file():
             raise CheckpointError(f"{self.folder} has no {TOKENIZER}.")
@@ -97,17 +100,29 @@ class Run:
         checkpoint = load(self.folder / CHECKPOINTS / name)
         if checkpoint.sha256 != sha256:
             raise CheckpointError(f"{checkpoint.folder} is not the checkpoint this run ended with.")
-        if checkpoint.identity.get("settings") != fingerprint(self.settings):
-            raise CheckpointError(
-                f"the settings in {self.folder / MANIFEST} are not those that "
-                f"{checkpoint.folder.name} was trained with."
-            )
+        told = {
+            "settings": fingerprint(self.settings),
+            "corpus": self.corpus_fingerprint,
+            "tokenizer": self.manifest["files"].get(TOKENIZER),
+        }
+        for what, value in told.items():
+            if checkpoint.identity.get(what) != value:
+                raise CheckpointError(
+                    f"the {what} in {self.folder / MANIFEST} is not what "
+                    f"{checkpoint.folder.name} was trained with."
+                )
         return checkpoint
+
+    @property
+    def corpus_fingerprint(self) -> str:
+        """Of the corpus trained on; empty before it was read."""
+        return str(self.manifest.get("corpus", {}).get("fingerprint", ""))
 
     def model(self) -> GPT:
         """The trained model, float32 on the CPU, in evaluation mode."""
         from posbench.checkpoint import load_weights
         from posbench.model import build_model
+        from posbench.tokenizer import load_tokenizer
 
         checkpoint = self.checkpoint()
         settings = self.settings
@@ -130,11 +145,21 @@ def load_run(folder: Path | str) -> Run:
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']}, not {FORMAT}")
         settings = from_dict(TrainSettings, manifest["settings"])
-        if not isinstance(manifest["files"], dict) or not isinstance(manifest["run_id"], str):
-            raise TypeError("files or run_id missing")
+        check(settings)
+        _check_shape(manifest)
     except _UNREADABLE as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     return Run(folder, manifest, settings)
+
+
+def _check_shape(manifest: dict[str, Any]) -> None:
+    """Raise TypeError where a value is not of the kind that is written there."""
+    for key in ("run_id", "started"):
+        if not isinstance(manifest[key], str):
+            raise TypeError(f"{key} is not a text")
+    for key in ("files", "corpus", "cost", "validation_nll", "runtime"):
+        if not isinstance(manifest.get(key, {}), dict):
+            raise TypeError(f"{key} is not a mapping")
 
 
 def identity(settings: TrainSettings) -> dict[str, Any]:
@@ -181,13 +206,17 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ".lock"
+        self._is_new = not self._path.exists()
         self._file: IO[str]
         with storage(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                self._file.close()
+                raise StorageError(f"cannot lock {self._path}: {error.strerror}.") from None
             self._file.seek(0)
             holder = self._file.read().strip() or "another process"
             self._file.close()
@@ -198,6 +227,11 @@ class Lock:
         for name in (MANIFEST, TOKENIZER, METRICS):
             for stale in folder.glob(f".{name}.*.tmp"):
                 stale.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Leave no trace in a folder that was refused."""
+        if self._is_new:
+            self._path.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let others in."""
@@ -242,7 +276,7 @@ def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple
         "host": socket.gethostname(),
         "files": {},
     }
-    write_json(path, manifest)  # nobody else can have made one: we hold the lock
+    write_json(path, manifest, exclusive=True)  # the lock says so too, where disks have locks
     return Run(folder, manifest, settings), True
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import sys
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 
 from posbench.config import Device, Precision, Switch
 from posbench.errors import UserError
+from posbench.toolchain import can_compile
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Runtime:
         return {
             "device": name,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "compile": self.compile,
+            "cpu": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
@@ -66,7 +68,8 @@ def resolve(
 ) -> Runtime:
     """The runtime that the settings ask for. Raises UserError for what this machine cannot do.
 
-    dtype=auto trains in bfloat16 on CUDA and evaluates in float32; a CPU always gets float32.
+    dtype=auto trains in bfloat16 on a GPU that has it, and is float32 everywhere else.
+    compile=auto compiles on CUDA where that works.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -74,32 +77,38 @@ def resolve(
     if device is Device.cuda and not available:
         raise UserError("device=cuda, but torch sees no CUDA device. Use device=auto or cpu.")
     kind = "cuda" if available and device is not Device.cpu else "cpu"
-    if kind == "cuda":
-        _prefer_determinism()
-    compiled = compile is Switch.on or (compile is Switch.auto and kind == "cuda")
-    return Runtime(torch.device(kind), _precision(dtype, kind, training), compiled)
+    return Runtime(torch.device(kind), _precision(dtype, kind, training), _compiled(compile, kind))
+
+
+def _compiled(compile: Switch, kind: str) -> bool:
+    if kind == "cpu" or compile is Switch.off:
+        return compile is Switch.on
+    if compile is Switch.on and not can_compile():
+        raise UserError("compile=on, but torch.compile does not work here. Use compile=off.")
+    return can_compile()
 
 
 def _precision(dtype: Precision, kind: str, training: bool) -> torch.dtype:
     if dtype is Precision.auto:
-        return torch.bfloat16 if kind == "cuda" and training else torch.float32
-    if dtype is Precision.bfloat16 and kind == "cpu" and not _cpu_has_bfloat16():
+        wanted = kind == "cuda" and training and _has_bfloat16(kind)
+        return torch.bfloat16 if wanted else torch.float32
+    if dtype is Precision.bfloat16 and not _has_bfloat16(kind):
+        name = "GPU" if kind == "cuda" else "CPU"
         raise UserError(
-            "dtype=bfloat16, but this CPU has no bfloat16 arithmetic (it would be about ten times "
-            "slower). Use dtype=float32."
+            f"dtype=bfloat16, but this {name} has no bfloat16 arithmetic and would be far slower "
+            "with it. Use dtype=float32."
         )
     return torch.bfloat16 if dtype is Precision.bfloat16 else torch.float32
 
 
+def _has_bfloat16(kind: str) -> bool:
+    if kind == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return _cpu_has_bfloat16()
+
+
 def _cpu_has_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _prefer_determinism() -> None:
-    # cuBLAS reads this when its first handle is made; warn_only, since a few kernels have no
-    # deterministic form and refusing to run would help nobody.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

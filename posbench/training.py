@@ -209,17 +209,22 @@ def validation_losses(
 ) -> dict[float, float]:
     """Mean nats per token on validation documents, by ratio; the same targets at every ratio.
 
-    A ratio that the encoding or the documents cannot serve is left out.
+    A ratio that the encoding or the documents cannot serve is left out. The targets depend on the
+    documents alone, so that encodings are compared on the same ones.
     """
     ratios = settings.train.validate_ratios
     lengths = {ratio: max(2, round(ratio * settings.context)) for ratio in ratios}
     size = min(256, max(1, settings.context // 2), *lengths.values())
+    longest = int(max(dataset.validation.lengths, default=0)) - 1  # one more token is predicted
+    lengths = {ratio: length for ratio, length in lengths.items() if length <= longest}
+    if not lengths:
+        return {}
     chosen = anchors(
         dataset.validation, max(lengths.values()), size, settings.train.validate_targets
     )
     losses = {}
     for ratio, length in lengths.items():
-        if not len(chosen) or (model.encoding.max_length or length) < length:
+        if (model.encoding.max_length or length) < length:
             continue
         try:
             nats = window_losses(

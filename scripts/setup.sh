@@ -22,7 +22,10 @@ if [ ! -x "$VENV/bin/posbench" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted"
         exit 2
     fi
     echo "Installing posbench into $VENV with $("$python" --version) (the first time takes minutes)"
-    "$python" -m venv "$VENV"
+    if ! "$python" -m venv "$VENV"; then
+        echo "$python made no virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2
+        exit 2
+    fi
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
     echo "$wanted" > "$stamp"
 fi

@@ -7,5 +7,6 @@ source "$(dirname "$0")/setup.sh"
 # worker, so that what its tests share is made once.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 workers=()
-[ $# -gt 0 ] || workers=(-n "$(getconf _NPROCESSORS_ONLN)" --dist loadfile)
+cores=$("$VENV/bin/python" -c "from posbench.cli.slots import cores; print(cores())")
+[ $# -gt 0 ] || workers=(-n "$cores" --dist loadfile)
 exec "$VENV/bin/python" -m pytest ${workers[@]+"${workers[@]}"} "$@"

@@ -28,9 +28,10 @@ ONLY = {
     "rules": {"config", "errors"},
     "saved": {"config"},
     "files": {"errors"},
+    "toolchain": set(),
     "results": {"files", "errors"},
     "encodings": {"encodings", "config", "errors"},
-    "attention": {"encodings", "config", "errors"},
+    "attention": {"encodings", "toolchain", "config", "errors"},
     "model": {"attention", "encodings", "config", "errors"},
 }
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import math
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench import attention
 from posbench.attention import Kernel, attend, choose, dense
-from posbench.config import AlibiConfig, ModelConfig
+from posbench.config import AlibiConfig, EncodingConfig, ModelConfig, RopeConfig
 from posbench.encodings.base import Hooks
 from posbench.encodings.bias import alibi_slopes
 from posbench.model import build_model
@@ -223,7 +228,7 @@ def test_strided_passes_the_gradient_to_a_learned_table(length: int) -> None:
     def run(dtype: torch.dtype, kernel: Kernel) -> tuple[Tensor, tuple[Tensor, ...]]:
         *qkv, learned = leaves(*inputs(length, dtype), table.to(dtype))
         hooks = Hooks(distance_bias=lambda distances: learned[:, distances.long()])
-        assert choose(hooks, "cpu") is Kernel.strided
+        assert choose(hooks, "cpu", D) is Kernel.strided
         out = attend(*qkv, hooks, kernel)
         return out, gradients(out, (*qkv, learned))
 
@@ -273,6 +278,81 @@ def test_flex_visits_every_block_that_a_head_needs() -> None:
         assert not listed.all()  # and some are skipped
 
 
+def test_a_causal_mask_is_made_once_for_all_batches_and_heads() -> None:
+    kept = attention._block_mask(B, H, 130, None, "cpu")
+    assert attention._block_mask(B + 1, H + 1, 130, None, "cpu") is kept
+    assert attention._block_mask(B, H, 131, None, "cpu") is not kept
+
+
+def test_a_mask_with_a_rule_is_not_kept_alive() -> None:
+    """Its rule may hold the tensors of a whole forward pass."""
+    seen: list[weakref.ref[Tensor]] = []
+
+    def hooks() -> Hooks:
+        limit = torch.tensor(5)
+        seen.append(weakref.ref(limit))
+        return Hooks(mask_mod=lambda b, h, i, j: i - j < limit)
+
+    attend(*inputs(20, torch.float32), hooks(), Kernel.flex)
+    gc.collect()
+    assert seen[0]() is None
+
+
+def test_a_causal_mask_first_made_by_an_evaluation_serves_training() -> None:
+    with torch.inference_mode():
+        mask = attention._block_mask(B, H, 137, None, "cpu")
+    assert not mask.kv_indices.is_inference()
+    assert not mask.q_indices.is_inference()
+
+
+@pytest.mark.parametrize("encoding", [RopeConfig(), AlibiConfig()], ids=["rope", "alibi"])
+@torch.no_grad()  # the CPU has no backward for flex
+def test_a_compiled_model_is_one_graph_with_its_attention_in_it(encoding: EncodingConfig) -> None:
+    """With the numbers of the plain model, and no warning of torch's about what it traced."""
+    model = build_model(ModelConfig(layers=1, width=64, heads=4), encoding, 32, 31, 0)
+    model.use_kernel(Kernel.flex)
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+    text = torch.randint(31, (2, 150))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            found = compiled(text)
+    assert len(graphs) == 1
+    assert graphs[0].count("ops.higher_order.flex_attention") == 1
+    model.use_kernel(Kernel.dense)
+    torch.testing.assert_close(found, model(text), rtol=0, atol=1e-5)
+
+
+MANY = (77, 200, 130, 64, 128, 256, 257, 300, 384, 400)
+
+
+@torch.inference_mode()
+def test_many_lengths_and_batches_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past a limit torch falls back to a flex_attention that holds all T x T scores."""
+    torch._dynamo.reset()
+    counters.clear()
+    kernel = attention._compiled_flex("eager")
+    monkeypatch.setattr(attention, "_flex_kernel", lambda device: kernel)
+    hooks = Hooks(distance_bias=distance_bias)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for size, lengths in ((16, MANY), (24, MANY[:3])):
+            for length, batch in itertools.product(lengths, (1, 2, 5)):
+                q, k, v = torch.randn(3, batch, H, length, size)
+                attend(q, k, v, hooks, Kernel.flex)
+        expected = attend(q, k, v, hooks, Kernel.dense)
+        torch.testing.assert_close(attend(q, k, v, hooks, Kernel.flex), expected, **FLOAT32)
+    graphs = counters["stats"]["unique_graphs"]
+    assert 8 < graphs < 20  # more than torch's limit, and far fewer than the 39 calls
+    torch._dynamo.reset()
+
+
 KERNELS = [
     ("nothing", Kernel.sdpa, Kernel.sdpa),
     ("rotate", Kernel.sdpa, Kernel.sdpa),
@@ -288,15 +368,51 @@ KERNELS = [
 ]
 
 
-def test_the_kernel_of_each_form() -> None:
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Say whether this machine can compile for a GPU, which a CPU alone cannot try."""
+    return lambda works: monkeypatch.setattr(attention, "can_compile", lambda: works)
+
+
+def test_the_kernel_of_each_form(compiler: Callable[[bool], None]) -> None:
+    compiler(True)
     of = cases(4)
     for name, cpu, cuda in KERNELS:
-        assert (choose(of[name].hooks, "cpu"), choose(of[name].hooks, "cuda")) == (cpu, cuda), name
+        found = choose(of[name].hooks, "cpu", D), choose(of[name].hooks, "cuda", D)
+        assert found == (cpu, cuda), name
     assert {name for name, _, _ in KERNELS} == set(of)
     own = Hooks(attend=lambda q, k, v: v, score_mod=score_mod)
-    assert choose(own, "cpu") is choose(own, "cuda") is Kernel.own
+    assert choose(own, "cpu", D) is choose(own, "cuda", D) is Kernel.own
     both = Hooks(rescore=rescore, distance_bias=distance_bias)
-    assert choose(both, "cpu") is choose(both, "cuda") is Kernel.dense
+    assert choose(both, "cpu", D) is choose(both, "cuda", D) is Kernel.dense
+
+
+@pytest.mark.parametrize(("works", "head_size"), [(False, D), (True, 15), (True, 8)])
+def test_cuda_does_without_flex_where_it_cannot_run(
+    compiler: Callable[[bool], None], works: bool, head_size: int
+) -> None:
+    compiler(works)
+    for name, cpu, cuda in KERNELS:
+        expected = Kernel.dense if cuda is Kernel.flex else cuda
+        assert choose(cases(4)[name].hooks, "cuda", head_size) is expected, name
+        assert choose(cases(4)[name].hooks, "cpu", head_size) is cpu, name
+
+
+def test_only_a_biased_layer_on_cuda_tries_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def watched() -> bool:
+        tried.append(name)
+        return True
+
+    monkeypatch.setattr(attention, "can_compile", watched)
+    for name in NAMES:
+        choose(cases(4)[name].hooks, "cpu", D)
+        choose(cases(4)[name].hooks, "cuda", D - 1)
+    assert tried == []
+    for name in NAMES:
+        choose(cases(4)[name].hooks, "cuda", D)
+    assert tried == [name for name, _, cuda in KERNELS if cuda is Kernel.flex]
 
 
 def test_attend_hands_everything_to_a_scheme_of_its_own() -> None:
@@ -428,7 +544,11 @@ def test_every_kernel_refuses_to_see_the_future() -> None:
     length = 130
     for name in NAMES:
         hooks = cases(length, torch.float32)[name].hooks
-        for kernel in {Kernel.dense, choose(hooks, "cpu"), *([Kernel.flex] * (name in BY_INDEX))}:
+        for kernel in {
+            Kernel.dense,
+            choose(hooks, "cpu", D),
+            *([Kernel.flex] * (name in BY_INDEX)),
+        }:
             q, k, v = inputs(length, torch.float32)
             before = attend(q, k, v, hooks, kernel)
             for tensor in (q, k, v):

@@ -84,6 +84,9 @@ MISTAKES = [
     ("sample", ["posbench sample RUN"]),
     ("sample RUN tokens=many", ["tokens=many", "whole number"]),
     ("sample RUN tokens=0", ["tokens=0"]),
+    ("sample RUN temperature=-1", ["temperature=-1", "0 or a positive number"]),
+    ("sample RUN temperature=nan", ["temperature=nan"]),
+    ("sample RUN prompt=", ["prompt is empty"]),
     ("sample RUN temprature=1", ["Did you mean temperature?"]),
     ("report", ["posbench report PATH"]),
 ]
@@ -200,6 +203,7 @@ def test_a_sweep_by_the_basic_launcher_runs_every_job_and_says_which_failed(
         (InterruptedRunError("saved."), 130, "saved."),
         (KeyboardInterrupt(), 130, "interrupted."),
         (MemoryError(), 6, "memory"),
+        (SystemExit("a library gave up."), 1, "a library gave up."),
         (OSError(28, "No space left on device", "x"), 4, "No space left on device"),
     ],
 )

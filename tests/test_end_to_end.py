@@ -53,6 +53,16 @@ def copy(sweep: Path, job: str, to: Path) -> Path:
     return Path(shutil.copytree(sweep / job, to / job))
 
 
+def alter(run: Path, **values: object) -> None:
+    manifest = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(manifest | values))
+
+
+def settings_with(run: Path, **values: object) -> dict[str, object]:
+    settings: dict[str, object] = json.loads((run / "run.json").read_text())["settings"]
+    return settings | values
+
+
 def test_quickstart_gives_a_row_for_each_encoding_protocol_and_length(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +107,9 @@ def test_extensions_of_one_run_make_one_table(sweep: Path, tmp_path: Path) -> No
     }
     assert len(set(by_length["32"].values())) == 1  # at s = 1 each of them is plain RoPE
     assert len(set(by_length["64"].values())) == 4
+    saved = json.loads((out / "results.json").read_text())
+    asked = [each["asked"]["extension.name"] for each in saved["provenance"]["evaluations"]]
+    assert asked == ["none", "pi", "ntk", "yarn"]
 
 
 def test_extension_that_fits_some_runs_is_unsupported_in_the_others(
@@ -116,7 +129,9 @@ def test_extension_that_fits_no_run_is_refused(
     assert not (tmp_path / "out" / "results.csv").exists()
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "settings", "tokenizer"])
+@pytest.mark.parametrize(
+    "damage", ["flip", "truncate", "missing", "settings", "corpus", "no corpus", "tokenizer"]
+)
 def test_damaged_run_is_named_and_never_scored(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
@@ -131,9 +146,11 @@ def test_damaged_run_is_named_and_never_scored(
     elif damage == "missing":
         weights.unlink()
     elif damage == "settings":
-        manifest = json.loads((bad / "run.json").read_text())
-        manifest["settings"]["encoding"] = {"name": "none"}
-        (bad / "run.json").write_text(json.dumps(manifest))
+        alter(bad, settings=settings_with(bad, encoding={"name": "none"}))
+    elif damage == "corpus":
+        alter(bad, corpus={"fingerprint": "0" * 64})
+    elif damage == "no corpus":
+        alter(bad, corpus=None)
     else:
         (bad / "tokenizer.json").write_text('{"type":  "bytes"}')
     assert evaluate(bad, tmp_path / "alone") == Exit.CHECKPOINT
@@ -143,17 +160,72 @@ def test_damaged_run_is_named_and_never_scored(
     assert {row["status"] for row in rows if row["encoding"] == "rope"} == {"ok"}
     others = [row for row in rows if row["encoding"] != "rope"]
     assert len(others) == 9
+    assert {row["run_id"] for row in others} != {""}
     for row in others:
         assert (row["status"], row["value"]) == ("skipped", "")
         assert str(bad) in row["reason"]
+
+
+def test_manifest_that_cannot_be_read_is_a_row_too(sweep: Path, tmp_path: Path) -> None:
+    good, bad = copy(sweep, "3-rope", tmp_path), copy(sweep, "4-alibi", tmp_path)
+    (bad / "run.json").write_text((bad / "run.json").read_text()[:100])
+    assert evaluate(f"[{good},{bad}]", tmp_path / "out") == Exit.CHECKPOINT
+    rows = rows_of(tmp_path / "out")
+    assert {row["status"] for row in rows if row["run_id"] == "4-alibi"} == {"skipped"}
+    assert {row["status"] for row in rows if row["encoding"] == "rope"} == {"ok"}
+
+
+def test_runs_with_other_splits_are_scored_on_their_own_documents(
+    text: Path, tmp_path: Path
+) -> None:
+    for name, share in (("a", "0.3"), ("b", "0.5")):
+        data = ["data=text", f"data.path={text}", f"data.test={share}", "train.steps=2"]
+        assert main(["train", *data, *SMALL, f"hydra.run.dir={tmp_path / name}"]) == Exit.OK
+        assert evaluate(tmp_path / name, tmp_path / f"alone-{name}") == Exit.OK
+    together = f"[{tmp_path / 'a'},{tmp_path / 'b'}]"
+    assert evaluate(together, tmp_path / "both") == Exit.OK
+    alone = [row for name in "ab" for row in rows_of(tmp_path / f"alone-{name}")]
+    keys = ("run_id", "protocol", "eval_length", "nll", "targets_sha256", "n_docs")
+    assert [[row[key] for key in keys] for row in rows_of(tmp_path / "both")] == [
+        [row[key] for key in keys] for row in alone
+    ]
+
+
+def test_folder_with_an_evaluation_is_complete_or_refused(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert evaluate(sweep / "3-rope", out) == Exit.OK
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("[!.]*")}
+    capsys.readouterr()
+    assert evaluate(sweep / "3-rope", out) == Exit.OK
+    said = capsys.readouterr()
+    assert "complete" in said.out
+    assert evaluate(sweep / "3-rope", out, "eval.ratios=[1,2]") == Exit.USER
+    assert "eval.ratios" in capsys.readouterr().err
+    assert evaluate(sweep / "4-alibi", out) == Exit.USER
+    assert {path.name: path.stat().st_mtime_ns for path in out.glob("[!.]*")} == before
+    (out / "curves.png").unlink()  # as if killed before the last file
+    assert evaluate(sweep / "3-rope", out) == Exit.OK
+    assert (out / "curves.png").exists()
+
+
+def test_folder_with_other_content_is_refused_and_left_as_it_was(
+    sweep: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "report.md").write_text("mine")
+    (tmp_path / "notes.txt").write_text("mine too")
+    assert evaluate(sweep / "3-rope", tmp_path) == Exit.USER
+    assert main(["train", f"hydra.run.dir={tmp_path}", *SMALL]) == Exit.USER
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "report.md"]
+    assert (tmp_path / "report.md").read_text() == "mine"
 
 
 def test_unfinished_run_is_named_with_the_way_on(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = copy(sweep, "0-none", tmp_path)
-    manifest = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(manifest | {"status": "interrupted"}))
+    alter(run, status="interrupted")
     assert evaluate(run, tmp_path / "out") == Exit.CHECKPOINT
     assert f"posbench train resume={run}" in capsys.readouterr().err
 
@@ -230,3 +302,12 @@ def test_sample_writes_what_the_model_says(sweep: Path, capsys: pytest.CaptureFi
     assert texts[0] == texts[1]  # 60 tokens: longer than the learned table
     assert texts[0].startswith("def ")
     assert len(texts[0].encode()) >= 60
+
+
+def test_sample_without_a_prompt_starts_like_a_test_document(
+    sweep: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sample", str(sweep / "3-rope"), "tokens=5"]) == Exit.OK
+    said = capsys.readouterr().out
+    starts = [path.read_text().splitlines()[0][:40] for path in text.glob("*.py")]
+    assert any(said.startswith(start) for start in starts)

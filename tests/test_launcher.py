@@ -18,6 +18,8 @@ from posbench.cli import launcher, main, pool
 from posbench.cli.pool import Job, Pool
 from posbench.cli.slots import cores, slots, visible_gpus
 from posbench.cli.sweepview import State
+from posbench.corpus import Corpus, load_corpus
+from posbench.errors import InterruptedRunError
 
 # Stands in for `python -m posbench`: notes how it was called, then does what its seed says.
 FAKE = """
@@ -70,7 +72,20 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(work)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(launcher, "load_corpus", _loaded_once)
     return script
+
+
+_LOADED: dict[str, Corpus] = {}
+
+
+def _loaded_once(config: Any) -> Corpus:
+    """The default corpus takes seconds to read: once for all tests."""
+    if config.name == "text":
+        return load_corpus(config)
+    if config.name not in _LOADED:
+        _LOADED[config.name] = load_corpus(config)
+    return _LOADED[config.name]
 
 
 def call(folder: str) -> dict[str, Any]:
@@ -135,6 +150,61 @@ def test_nothing_starts_if_the_last_job_cannot_work(
     assert main(["train", "-m", "model.heads=4,2,3", "hydra.sweep.dir=s"]) == 2
     assert "job 2 (model.heads=3)" in capsys.readouterr().err
     assert not Path("s").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "context=32,10000000 data=stdlib",
+            "job 1 (context=10000000 data=stdlib): context=10000000 needs",
+        ),
+        (
+            "data=text data.path=ten,nowhere",
+            "job 1 (data=text data.path=nowhere): data.path=nowhere does",
+        ),
+        (
+            "data=text data.path=ten,two",
+            "job 1 (data=text data.path=two): data=text has 2 documents",
+        ),
+    ],
+)
+def test_nothing_starts_if_the_text_of_the_last_job_does_not_do(
+    words: str, says: str, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, count in (("ten", 10), ("two", 2)):
+        Path(folder).mkdir()
+        for number in range(count):
+            (Path(folder) / f"{number}.txt").write_text(f"{number} " * 100)
+    assert main(["train", "-m", *words.split(), "hydra.sweep.dir=s"]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not Path("s").exists()
+
+
+def test_a_corpus_is_read_once_for_all_jobs_and_not_for_runs_that_have_begun(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine").mkdir()
+    for number in range(10):
+        (Path("mine") / f"{number}.txt").write_text(f"{number} " * 200)
+    read: list[str] = []
+
+    def load(config: Any) -> Corpus:
+        read.append(config.path)
+        return load_corpus(config)
+
+    monkeypatch.setattr(launcher, "load_corpus", load)
+    words = ["train", "-m", "data=text", "data.path=mine", "seed=0,3", "hydra.sweep.dir=s"]
+    assert main(words) == 0
+    assert read == ["mine"]
+    for folder in ("0-rope", "1-rope"):
+        (Path("s") / folder / "run.json").write_text("{}")
+    assert main(words) == 0
+    assert read == ["mine"]  # what has begun has had its text
+    assert main([*words, "overwrite=true"]) == 0
+    assert read == ["mine", "mine"]
 
 
 def test_two_jobs_never_share_a_folder(fake: Path) -> None:
@@ -225,7 +295,12 @@ def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def start(fake: Path, seed: str, grace: float = 30) -> subprocess.Popen[str]:
+    text = Path("text")
+    text.mkdir()
+    for name in ("a", "b", "c"):
+        (text / f"{name}.txt").write_text(name * 200)
     words = ["train", "-m", f"seed={seed}", "hydra.sweep.dir=s", "hydra.launcher.jobs=1"]
+    words += ["data=text", "data.path=text"]
     driver = [sys.executable, "-c", DRIVER, str(fake), str(grace), *words]
     process = subprocess.Popen(driver, stderr=subprocess.PIPE, text=True)
     wait_until(Path("s/0-rope/ready").exists)
@@ -245,7 +320,7 @@ def test_a_signal_reaches_the_job_and_it_may_save(
     assert Path("s/0-rope/saved").read_text() == number.name
     assert "0-rope  stopped" in said
     assert "1-rope  not started" in said
-    assert "hydra.sweep.dir=s" in said
+    assert "hydra.sweep.dir=s goes on." in said
     assert not Path("s/1-rope").exists()
 
 
@@ -320,6 +395,15 @@ def test_gpus_are_found_without_torch(
     assert visible_gpus() == ["3", "5"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert visible_gpus() == []
+
+
+def test_what_the_same_folder_again_does_is_said_of_each_command(tmp_path: Path) -> None:
+    stopped = pool.Outcome(job(tmp_path, 0, ""), None)
+    for command, says in (("train", "goes on"), ("eval-extrapolate", "does every job again")):
+        acting = launcher.PosbenchLauncher()
+        acting.sweep = launcher.Sweep(command, (), tmp_path)
+        with pytest.raises(InterruptedRunError, match=says):
+            acting._finish([stopped], signal.SIGINT)
 
 
 def test_the_summary_fits_its_outcomes(tmp_path: Path) -> None:

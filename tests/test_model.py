@@ -143,10 +143,12 @@ def test_logits_have_the_dtype_of_the_model(dtype: torch.dtype, encoding: str) -
     assert logits.shape == (2, 9, 31)
 
 
-def test_each_layer_reports_and_obeys_its_kernel() -> None:
-    model = make("alibi")
+def test_each_layer_reports_and_obeys_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posbench.attention.can_compile", lambda: True)
+    model = make("alibi", heads=2)
     assert model.kernels("cpu") == [Kernel.strided] * 2
     assert model.kernels("cuda") == [Kernel.flex] * 2
+    assert make("alibi", heads=4).kernels("cuda") == [Kernel.dense] * 2  # heads of 8 channels
     assert make("rope").kernels("cuda") == [Kernel.sdpa] * 2
     model.use_kernel(Kernel.dense)
     assert [block.attention.kernel for block in model.blocks] == [Kernel.dense] * 2

@@ -75,8 +75,9 @@ def test_installed_commands_work_from_another_folder(installed: Path, tmp_path: 
         each["id"] for each in json.loads(posbench("list", "encodings", "--json"))
     }
     small = ["model.layers=1", "model.width=32", "model.heads=2", "context=32", "train.steps=3"]
+    small.append("device=cpu")
     posbench("train", "encoding=rope", "data=text", "data.path=text", "data.test=0.3", *small)
-    posbench("eval-extrapolate", "eval.max_targets=512")
+    posbench("eval-extrapolate", "eval.max_targets=512", "device=cpu")
     folder = next((tmp_path / "outputs" / "eval-extrapolate").iterdir())
     rows = list(csv.DictReader((folder / "results.csv").open()))
     assert [row["status"] for row in rows] == ["ok"] * 9

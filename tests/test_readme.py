@@ -19,7 +19,7 @@ def test_python_example_runs_as_it_stands(tmp_path: Path) -> None:
     assert len(blocks) == 1
     script = tmp_path / "example.py"
     script.write_text(blocks[0])
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
     )

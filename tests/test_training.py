@@ -21,7 +21,8 @@ from posbench.errors import DivergedError, Exit, OutOfMemoryError, UserError
 from posbench.jobs.train import run_training
 from posbench.model import token_losses
 from posbench.runtime import Runtime, is_out_of_memory, resolve
-from posbench.training import Trainer, learning_rate, make_optimizer
+from posbench.toolchain import can_compile
+from posbench.training import Trainer, learning_rate, make_optimizer, validation_losses
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
 
@@ -500,3 +501,130 @@ def test_a_batch_is_drawn_at_its_step_alone(dataset: Dataset) -> None:
     backwards = [other.batch(step)[0] for step in reversed(range(40))][::-1]
     assert all(torch.equal(a, b) for a, b in zip(forwards, backwards, strict=True))
     assert len({tiny.digest({"x": batch}) for batch in forwards}) == 40  # and no two are alike
+
+
+# ---------------------------------------------------------------- a GPU, as far as a CPU can tell
+
+
+class Gpu:
+    """Makes torch say that it has a GPU, with or without bfloat16 and a compiler."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.patch = patch
+        self.tried = 0
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        self.has(bfloat16=True, compiler=True)
+
+    def has(self, bfloat16: bool = True, compiler: bool = True) -> None:
+        def supported(including_emulation: bool = True) -> bool:
+            return bfloat16 or including_emulation  # every GPU can emulate it
+
+        def can_compile() -> bool:
+            self.tried += 1
+            return compiler
+
+        self.patch.setattr(torch.cuda, "is_bf16_supported", supported)
+        self.patch.setattr("posbench.runtime.can_compile", can_compile)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
+
+
+def test_a_gpu_compiles_where_that_works(gpu: Gpu) -> None:
+    assert resolve(Device.auto, Precision.auto, Switch.auto).compile is True
+    gpu.has(compiler=False)
+    assert resolve(Device.auto, Precision.auto, Switch.auto).compile is False
+    with pytest.raises(UserError, match=r"compile=on.*compile=off"):
+        resolve(Device.auto, Precision.auto, Switch.on)
+
+
+def test_the_compiler_is_tried_only_for_a_gpu_that_is_to_compile(gpu: Gpu) -> None:
+    resolve(Device.auto, Precision.auto, Switch.off)
+    resolve(Device.cpu, Precision.auto, Switch.auto)
+    resolve(Device.cpu, Precision.auto, Switch.on)
+    assert gpu.tried == 0
+
+
+def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(gpu: Gpu) -> None:
+    assert resolve(Device.auto, Precision.auto).dtype is torch.bfloat16
+    assert resolve(Device.auto, Precision.auto, training=False).dtype is torch.float32
+    gpu.has(bfloat16=False)
+    assert resolve(Device.auto, Precision.auto).dtype is torch.float32
+    with pytest.raises(UserError, match=r"dtype=bfloat16.*GPU.*dtype=float32"):
+        resolve(Device.auto, Precision.bfloat16)
+
+
+def test_resolving_changes_no_setting_of_torch(gpu: Gpu) -> None:
+    resolve(Device.auto, Precision.auto, Switch.auto)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_failing_compiler_is_told_once_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    tries: list[int] = []
+
+    def attempt() -> None:
+        tries.append(1)
+        raise RuntimeError("Failed to find C compiler.\n" + "and a long story\n" * 30)
+
+    assert not can_compile(attempt)
+    assert not can_compile(attempt)
+    assert len(tries) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: torch.compile does not work here")
+    assert "build-essential python3-dev" in line
+    assert "Failed to find C compiler" in line
+    assert len(line) < 400
+    assert can_compile(lambda: None)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_record_tells_compiled_runs_and_cpus_apart() -> None:
+    plain = resolve(Device.cpu, Precision.auto).record()
+    compiled = resolve(Device.cpu, Precision.auto, Switch.on).record()
+    assert {key for key in plain if plain[key] != compiled[key]} == {"compile"}
+    assert plain["cpu"] == torch.backends.cpu.get_cpu_capability()
+
+
+# ---------------------------------------------------------------- precision in evaluation
+
+
+def test_logits_of_an_evaluation_are_float32_under_autocast(corpus: Path, dataset: Dataset) -> None:
+    model = Trainer(tiny.small(corpus), dataset, CPU).model.eval()
+    rows = torch.from_numpy(dataset.train.tokens[:32].astype("int64")).view(2, 16)
+    streams: list[Tensor] = []
+    model.norm.register_forward_hook(lambda module, given, out: streams.append(out))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model(rows)
+    assert logits.dtype is torch.float32
+    assert torch.equal(logits, streams[0].float() @ model.embedding.weight.T)
+    with torch.no_grad():
+        assert not torch.equal(logits, model(rows))  # the rest did follow the autocast
+
+
+# ---------------------------------------------------------------- validation
+
+
+def test_a_ratio_longer_than_every_document_costs_only_itself(
+    corpus: Path, dataset: Dataset
+) -> None:
+    longest = int(dataset.validation.lengths.max()) - 1
+    fits, too_long = longest / 16, (longest + 1) / 16
+    ratios = [1.0, fits, too_long]
+    model = Trainer(tiny.small(corpus), dataset, CPU).model
+    found = validation_losses(model, dataset, tiny.small(corpus, validate_ratios=ratios), CPU)
+    assert set(found) == {1.0, fits}
+    without = tiny.small(corpus, validate_ratios=[1.0, fits])
+    assert validation_losses(model, dataset, without, CPU) == found
+    nothing = tiny.small(corpus, validate_ratios=[too_long])
+    assert validation_losses(model, dataset, nothing, CPU) == {}
+
+
+def test_what_validation_leaves_out_is_told_once(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny.small(corpus, "learned", steps=4, validate_every=1, validate_ratios=[1.0, 2.0])
+    run_training(settings, tmp_path / "run", [])
+    assert len(tiny.validations(tmp_path / "run")) == 4
+    assert capsys.readouterr().err.count("warning: no validation at 2x") == 1

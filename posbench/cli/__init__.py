@@ -92,7 +92,9 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     except SystemExit as error:
-        return error.code if isinstance(error.code, int) else Exit.OK
+        if error.code is None or isinstance(error.code, int):
+            return error.code or Exit.OK
+        return _fail(str(error.code), Exit.FAILED)
     except MemoryError:
         return _fail("the machine ran out of memory.", Exit.MEMORY)
     except Exception as error:

@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from posbench import config
-from posbench.cli import arguments, compose, launcher, mistakes
+from posbench.cli import arguments, compose, guard, launcher, mistakes
 from posbench.cli.help import command_help
 from posbench.cli.space import APPS, App, configs_folder
 from posbench.errors import (
@@ -188,7 +188,8 @@ def _call_hydra(app: App, task: Task, words: list[str]) -> None:
     sys.argv = [f"posbench {app.command}", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        entry()
+        with guard.composed_configs_checked():
+            entry()
     finally:
         sys.argv = arguments_before
         if full_before is None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from posbench.cli.guard import check_config_dir
 from posbench.cli.matching import did_you_mean
 from posbench.cli.space import RESUME_KEYS, App
 from posbench.errors import UserError
@@ -108,15 +109,6 @@ def _flag(app: App, word: str, rest: list[str], line: Line) -> None:
     if name in ("--config-dir", "-cd"):
         check_config_dir(Path(value))
         line.config_dirs.append(Path(value))
-
-
-def check_config_dir(folder: Path) -> None:
-    """Raise UserError if `folder` is missing, or holds YAML that would have Hydra run code."""
-    if not folder.is_dir():
-        raise UserError(f"--config-dir {folder} is not a folder.")
-    for path in sorted(folder.rglob("*.yaml")):
-        if "_target_" in path.read_text(encoding="utf-8", errors="replace"):
-            raise UserError(f"{path} holds _target_, which names code to run; posbench runs none.")
 
 
 def prepare(app: App, word: str, multirun: bool) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -17,6 +15,7 @@ from posbench import config, rules
 from posbench.cli import arguments, mistakes
 from posbench.cli.space import APPS, App, configs_folder
 from posbench.errors import UserError
+from posbench.files import stamp
 
 VERSION_BASE = "1.3"
 
@@ -58,11 +57,6 @@ def register() -> None:
     store.store("posbench", LauncherConfig, "hydra/launcher", provider="posbench")
     # Two starts in one second must not share a folder: the clock and four random digits.
     OmegaConf.register_new_resolver("posbench.stamp", stamp, use_cache=True, replace=True)
-
-
-def stamp() -> str:
-    """Name of a folder made now: sorts by time, and does not collide."""
-    return f"{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
 
 
 def settings_of(composed: DictConfig) -> config.Settings:

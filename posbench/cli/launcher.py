@@ -24,7 +24,11 @@ from posbench.cli import arguments, compose
 from posbench.cli.pool import Job, Outcome, Pool, summary_lines
 from posbench.cli.slots import slots, visible_gpus
 from posbench.config import Device, EvalSettings, InspectSettings, TrainSettings
+from posbench.corpus import Corpus, check_size, load_corpus, split_documents
 from posbench.errors import Exit, InterruptedRunError, SweepFailedError, UserError
+from posbench.runs import MANIFEST
+
+Settings = TrainSettings | EvalSettings
 
 # A job is a run by itself, whatever sweep its experiment asks for.
 _SINGLE = ("hydra.mode=RUN", "hydra.sweeper.params=null")
@@ -78,13 +82,14 @@ class PosbenchLauncher(Launcher):
         jobs = [job for job, _ in plans]
         if len({job.folder for job in jobs}) < len(jobs):
             raise UserError("hydra.sweep.subdir gives two jobs the same folder; leave it out.")
+        _check_text(plans)
         on_cpu = all(settings.device is Device.cpu for _, settings in plans)
         pool = Pool(jobs, slots(len(jobs), self.jobs, [] if on_cpu else visible_gpus()))
         self._finish(pool.run(), pool.stopped)
         # Hydra reads one result for each job.
         return [JobReturn(status=JobStatus.COMPLETED) for _ in jobs]
 
-    def _plan(self, number: int, words: list[str]) -> tuple[Job, TrainSettings | EvalSettings]:
+    def _plan(self, number: int, words: list[str]) -> tuple[Job, Settings]:
         """A job's command line, and its settings, checked."""
         composed = self.context.config_loader.load_sweep_config(self.config, words)
         with open_dict(composed):
@@ -96,7 +101,7 @@ class PosbenchLauncher(Launcher):
             settings = compose.settings_of(_without_hydra(composed))
             assert not isinstance(settings, InspectSettings)
         except UserError as error:
-            raise UserError(f"job {number} ({label}): {error} No job was started.") from error
+            raise _refused(number, label, error) from error
         target = f"hydra.run.dir={arguments.quote(str(folder))}"
         own = (self.sweep.command, *self.sweep.flags, *words, *_SINGLE, target)
         return Job(number, folder, label, (*PROGRAM, *own)), settings
@@ -107,13 +112,39 @@ class PosbenchLauncher(Launcher):
         print("\n".join(summary_lines(sweep, outcomes)), file=sys.stderr, flush=True)
         if stopped is not None:
             code = Exit.TERMINATED if stopped is signal.SIGTERM else Exit.INTERRUPTED
-            again = f"hydra.sweep.dir={sweep}"
-            raise InterruptedRunError(f"stopped; the same command with {again} goes on.", code)
+            again = "goes on" if self.sweep.command == "train" else "does every job again"
+            message = f"stopped; the same command with hydra.sweep.dir={sweep} {again}."
+            raise InterruptedRunError(message, code)
         if self.sweep.command == "eval-extrapolate":
             _merge([outcome.job.folder for outcome in outcomes], sweep)
         failed = sum(outcome.code != 0 for outcome in outcomes)
         if failed:
             raise SweepFailedError(f"{failed} of {len(outcomes)} jobs failed.")
+
+
+def _refused(number: int, label: str, error: UserError) -> UserError:
+    return UserError(f"job {number} ({label}): {error} No job was started.")
+
+
+def _check_text(plans: list[tuple[Job, Settings]]) -> None:
+    """Raise UserError unless every training run finds text that fills its context.
+
+    A run that has begun had it then. Tokens are not counted here, for that takes the tokenizer.
+    """
+    corpora: dict[str, Corpus] = {}  # by the settings they come from, each read once
+    for job, settings in plans:
+        if not isinstance(settings, TrainSettings):
+            continue
+        if (job.folder / MANIFEST).exists() and not settings.overwrite:
+            continue
+        key = repr(settings.data)
+        try:
+            if key not in corpora:
+                corpora[key] = load_corpus(settings.data)
+            check_size(corpora[key], settings.context)
+            split_documents(corpora[key], settings.data)
+        except UserError as error:
+            raise _refused(job.number, job.label, error) from error
 
 
 def _without_hydra(composed: DictConfig) -> DictConfig:

@@ -85,7 +85,8 @@ APPS = {
 # Settings of Hydra's own that a person may have a use for.
 HYDRA_KEYS = {
     "hydra.run.dir": "folder of this run",
-    "hydra.sweep.dir": "folder of a sweep; the same again does only what is unfinished",
+    "hydra.sweep.dir": "folder of a sweep; with the same again, train does only what is "
+    "unfinished, eval-extrapolate every job anew",
     "hydra.sweep.subdir": "name of a job's folder inside it",
     "hydra.launcher.jobs": "jobs at a time; null: one per GPU, or one per CPU core",
     "hydra/launcher": "posbench: a process per job; basic: one after another in this process",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ class Session:
     trainer: Trainer
     dataset: Dataset
     runtime: Runtime
+    told: bool = False  # which ratios cannot be validated
 
     def announce(self) -> None:
         """Say what the run is and what it will cost, before it starts."""
@@ -136,7 +138,20 @@ class Session:
         losses = validation_losses(
             self.trainer.model, self.dataset, self.run.settings, self.runtime
         )
+        self._tell_left_out(losses)
         return {ratio: loss for ratio, loss in losses.items() if perplexity(loss) < float("inf")}
+
+    def _tell_left_out(self, losses: dict[float, float]) -> None:
+        ratios = self.run.settings.train.validate_ratios
+        missing = [f"{ratio:g}x" for ratio in ratios if ratio not in losses]
+        if missing and not self.told:
+            print(
+                f"warning: no validation at {', '.join(missing)}: the encoding ends before, or no "
+                "validation document is that long.",
+                file=sys.stderr,
+                flush=True,
+            )
+            self.told = True
 
     def _save(self) -> None:
         from posbench import checkpoint

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import TextConfig, TrainSettings
+from posbench.discovery import outputs
 from posbench.errors import (
     CheckpointError,
     DivergedError,
@@ -19,7 +20,7 @@ from posbench.errors import (
     OutOfMemoryError,
     UserError,
 )
-from posbench.files import write_text
+from posbench.files import stamp, write_text
 from posbench.rules import check
 from posbench.runs import (
     CHECKPOINTS,
@@ -44,8 +45,13 @@ if TYPE_CHECKING:
     from posbench.runtime import Runtime
 
 
-def train(settings: TrainSettings, folder: Path | str) -> Run:
-    """Train in `folder`, or continue the same run there; returns the finished run."""
+def train(settings: TrainSettings, folder: Path | str | None = None) -> Run:
+    """Train in `folder`, or continue the same run there; returns the finished run.
+
+    Without a folder, in a new one below outputs/train.
+    """
+    if folder is None:
+        folder = outputs() / "train" / f"{stamp()}-{settings.encoding.name}"
     run_training(settings, Path(folder), ["posbench.train"])
     return load_run(folder)
 
@@ -56,7 +62,11 @@ def run_training(settings: TrainSettings, folder: Path, command: list[str]) -> N
     settings = _located(settings)
     lock = Lock(folder)
     try:
-        run, is_new = open_run(folder, settings, command)
+        try:
+            run, is_new = open_run(folder, settings, command)
+        except UserError:
+            lock.discard()
+            raise
         if run.finished:
             print(f"complete: {folder} already holds this run, finished.")
             return

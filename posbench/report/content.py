@@ -196,7 +196,7 @@ def _provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
         values = sorted({getattr(row, name) for row in rows} - {""})
         pairs.append((title, ", ".join(values) or MISSING))
     for run in evaluation.runs:
-        for key in ("folder", "checkpoint_sha256", "corpus", "tokenizer"):
+        for key in ("folder", "checkpoint_sha256", "corpus", "tokenizer", "protocol"):
             pairs += _flat(f"run {run['run_id']}: {key}", run.get(key, MISSING))
     return pairs
 
@@ -209,6 +209,9 @@ def _flat(name: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, dict):
         joined = {f"{name}.{key}" if name else str(key): each for key, each in value.items()}
         return [pair for key, each in joined.items() for pair in _flat(key, each)]
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        numbered = {f"{name} {number}": each for number, each in enumerate(value, 1)}
+        return [pair for key, each in numbered.items() for pair in _flat(key, each)]
     if isinstance(value, list | tuple):
         return [(name, ", ".join(str(each) for each in value) or "none")]
     return [(name, MISSING if value is None or value == "" else str(value))]

@@ -1,0 +1,280 @@
+"""The runs of one evaluation, verified, measured one after another, and put into one table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.catalog import EXTENSION_CARDS
+from posbench.config import Beyond, EvalSettings
+from posbench.discovery import find_folders
+from posbench.errors import CheckpointError, UnsupportedError, UserError
+from posbench.results import Evaluation, Row, Status
+from posbench.runs import TOKENIZER, Run, fingerprint, load_run
+from posbench.saved import to_dict
+
+if TYPE_CHECKING:
+    from posbench.data import Dataset
+    from posbench.evaluation import Plan
+    from posbench.runtime import Runtime
+
+
+@dataclass
+class Candidate:
+    """A run to evaluate, or the reason why it cannot be."""
+
+    folder: Path
+    run: Run | None = None  # None: not even its manifest can be read
+    damaged: str = ""  # no usable checkpoint
+    refused: str = ""  # the extension, or what to do beyond a table, does not fit
+
+    @property
+    def usable(self) -> Run | None:
+        """The run, if all is well with it."""
+        return None if self.damaged or self.refused else self.run
+
+
+def find_candidates(settings: EvalSettings) -> list[Candidate]:
+    """The runs that `settings` name, every byte of them verified.
+
+    Raises CheckpointError if none has a usable checkpoint, UserError if the extension fits none.
+    """
+    candidates = [_candidate(folder, settings) for folder in find_folders(settings.runs)]
+    _distinguish([each.run for each in candidates if each.run is not None])
+    damaged = [each.damaged for each in candidates if each.damaged]
+    for sentence in damaged:
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+    raise_damaged(damaged if len(damaged) == len(candidates) else [])
+    if not any(each.usable for each in candidates):
+        raise UserError(_fits_none(settings, candidates))
+    return candidates
+
+
+def raise_damaged(sentences: list[str]) -> None:
+    """Raise CheckpointError with these sentences, if there are any."""
+    if sentences:
+        raise CheckpointError("no usable checkpoint: " + " ".join(sentences))
+
+
+def _candidate(folder: Path, settings: EvalSettings) -> Candidate:
+    from posbench.encodings import build
+    from posbench.model import shape_of
+
+    candidate = Candidate(folder)
+    try:
+        run = candidate.run = load_run(folder)
+        run.checkpoint()
+        run.tokenizer_json()
+        encoding = build(run.settings.encoding, shape_of(run.settings.model, run.settings.context))
+        encoding.extend(settings.extension)
+        encoding.go_beyond(settings.eval.beyond)
+    except CheckpointError as error:
+        candidate.damaged = str(error)
+    except UnsupportedError as error:
+        candidate.refused = str(error)
+    return candidate
+
+
+def _distinguish(runs: list[Run]) -> None:
+    """Give equal run ids (the same experiment in two folders) a number."""
+    seen: dict[str, int] = {}
+    for run in runs:
+        name = run.id
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > 1:
+            run.manifest["run_id"] = f"{name}-{seen[name]}"
+
+
+def _fits_none(settings: EvalSettings, candidates: list[Candidate]) -> str:
+    extension, beyond = settings.extension, settings.eval.beyond
+    names = sorted({each.run.settings.encoding.name for each in candidates if each.run})
+    beside = "" if extension.name == "none" else f", beside extension={extension.name}"
+    if beyond is not Beyond.error:
+        return (
+            f"eval.beyond={beyond} applies to none of the runs (encoding {', '.join(names)}"
+            f"{beside}). It applies to encoding=learned."
+        )
+    card = next(card for card in EXTENSION_CARDS if card.id == extension.name)
+    return (
+        f"extension={extension.name} applies to none of the runs (encoding "
+        f"{', '.join(names)}). It applies to encoding={card.applies_to}."
+    )
+
+
+def _variant(beyond: Beyond) -> str:
+    """What a row says of a model that is not evaluated as it was trained."""
+    return "" if beyond is Beyond.error else f"beyond={beyond}"
+
+
+class Measurement:
+    """One evaluation over several runs; datasets and plans are made once for those that share."""
+
+    def __init__(self, settings: EvalSettings, runtime: Runtime) -> None:
+        self.settings, self.runtime = settings, runtime
+        self._datasets: dict[str, Dataset] = {}
+        self._plans: dict[tuple[str, int], Plan] = {}
+
+    def evaluate(self, candidates: list[Candidate]) -> Evaluation:
+        """Rows of all candidates, in their order. All text is looked at before the first is run."""
+        from posbench.evaluation import planned_tokens
+        from posbench.progress import Progress
+
+        config = self.settings.eval
+        plans = {
+            each.folder: self._plan(each.run)
+            for each in candidates
+            if each.run is not None and not each.damaged
+        }
+        usable = [each.folder for each in candidates if each.usable]
+        total = sum(planned_tokens(plans[folder], config) for folder in usable)
+        evaluation = Evaluation()
+        done = 0
+        with Progress("evaluate", total, unit="tokens") as progress:
+
+            def scored(tokens: int) -> None:
+                nonlocal done
+                done += tokens
+                progress.update(min(done, total))
+
+            for candidate in candidates:
+                progress.update(min(done, total), candidate.folder.name)
+                evaluation = evaluation.merged(self._one(candidate, scored))
+            progress.update(total)
+        return evaluation
+
+    def _one(self, candidate: Candidate, scored: Callable[[int], None]) -> Evaluation:
+        from posbench.evaluation import Subject, evaluate_model, skipped_rows
+
+        run, config = candidate.run, self.settings.eval
+        row = self._unreadable_row(candidate.folder) if run is None else self._row(run)
+        lengths = {ratio: round(ratio * row.train_length) for ratio in config.ratios}
+        if run is None or candidate.damaged:
+            row.status, row.reason = Status.skipped, candidate.damaged
+            return Evaluation(rows=skipped_rows(row, lengths, config.protocols))
+        record = self._record(run)
+        if candidate.refused:
+            row.status, row.reason = Status.unsupported, candidate.refused
+            return Evaluation(rows=skipped_rows(row, lengths, config.protocols), runs=[record])
+        dataset = self._dataset(run)
+        model = run.model()
+        model.encoding.extend(self.settings.extension)
+        model.encoding.go_beyond(config.beyond)
+        model = model.to(self.runtime.device)
+        subject = Subject(model, row, dataset.test, dataset.tokenizer.byte_lengths)
+        measured = evaluate_model(subject, self._plan(run), config, self.runtime, scored)
+        measured.runs = [record]
+        return measured
+
+    def _unreadable_row(self, folder: Path) -> Row:
+        return Row(
+            run_id=folder.name,
+            encoding="unknown",
+            extension=self.settings.extension.name,
+            variant=_variant(self.settings.eval.beyond),
+            model="unknown",
+            seed=0,
+            train_length=0,
+            eval_length=0,
+            ratio=0.0,
+            protocol="",
+        )
+
+    def _row(self, run: Run) -> Row:
+        settings = run.settings
+        return Row(
+            run_id=run.id,
+            encoding=settings.encoding.name,
+            extension=self.settings.extension.name,
+            variant=_variant(self.settings.eval.beyond),
+            model=settings.model.name,
+            seed=settings.seed,
+            train_length=settings.context,
+            eval_length=0,
+            ratio=0.0,
+            protocol="",
+            corpus_fingerprint=run.corpus_fingerprint,
+            tokenizer_sha256=str(run.manifest["files"].get(TOKENIZER, "")),
+        )
+
+    @staticmethod
+    def _key(run: Run) -> str:
+        """What decides the documents of each split, and their tokens."""
+        return f"{to_dict(run.settings.data)}/{run.manifest['files'][TOKENIZER]}"
+
+    def _dataset(self, run: Run) -> Dataset:
+        """The run's own documents under its own tokenizer; other text is refused."""
+        from posbench.data import prepare_with
+
+        data = run.settings.data
+        key = self._key(run)
+        if key not in self._datasets:
+            self._datasets[key] = prepare_with(data, run.tokenizer_json())
+        dataset = self._datasets[key]
+        known = run.corpus_fingerprint
+        if dataset.fingerprint != known:
+            raise UserError(
+                f"data={data.name} here is not the text that {run.folder} was trained beside: "
+                f"fingerprint {dataset.fingerprint[:12]} here, {known[:12]} there. Evaluate where "
+                "it was trained, or train again."
+            )
+        return dataset
+
+    def _plan(self, run: Run) -> Plan:
+        from posbench.evaluation import plan
+
+        dataset = self._dataset(run)
+        key = (self._key(run), run.settings.context)
+        if key not in self._plans:
+            self._plans[key] = plan(
+                dataset.test, run.settings.context, self.settings.eval, self.runtime.device.type
+            )
+        return self._plans[key]
+
+    def _record(self, run: Run) -> dict[str, Any]:
+        from posbench.statistics import unigram_perplexity
+
+        manifest, settings = run.manifest, run.settings
+        dataset = self._dataset(run)
+        cost = manifest.get("cost", {})
+        return {
+            "run_id": run.id,
+            "folder": str(run.folder),
+            "encoding": settings.encoding.name,
+            "model": settings.model.name,
+            "seed": settings.seed,
+            "train_length": settings.context,
+            "parameters": cost.get("parameters"),
+            "encoding_parameters": cost.get("encoding_parameters"),
+            "tokens": cost.get("tokens"),
+            "train_tokens_per_s": manifest.get("tokens_per_s"),
+            "train_peak_mem_mb": manifest.get("peak_mem_mb"),
+            "validation_nll": manifest.get("validation_nll", {}).get("1x"),
+            "checkpoint_sha256": manifest["checkpoint"]["sha256"],
+            "corpus": dataset.corpus,
+            "tokenizer": settings.tokenizer.name,
+            "unigram_ppl": unigram_perplexity(
+                dataset.train.tokens, dataset.test.tokens, dataset.tokenizer.vocabulary
+            ),
+            "settings_id": fingerprint(settings, without_seed=True),
+            "protocol": self._protocol(self._plan(run)),
+        }
+
+    def _protocol(self, plan: Plan) -> dict[str, Any]:
+        from posbench.targets import PROTOCOL
+
+        return {
+            "protocol": PROTOCOL,
+            "anchor_targets": plan.anchors.size,
+            "longest_context": plan.longest,
+            "controlled_targets": len(plan.anchors) * plan.anchors.size,
+            "span_tokens": len(plan.spans) * plan.longest,
+            "test_documents_kept": plan.kept_documents,
+            "test_tokens_kept": plan.kept_tokens,
+            "nonoverlap_partial_tokens": {
+                str(length): plan.longest % length for length in plan.lengths.values()
+            },
+            "bos": "none",
+        }

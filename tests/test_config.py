@@ -20,9 +20,12 @@ CHOICES = [(group, name) for group, table in config.GROUPS.items() for name in t
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_an_option_composes_to_its_dataclass_and_its_defaults(group: str, name: str) -> None:
     command = "eval-extrapolate" if group == "extension" else "train"
-    needed = ["data.path=x.txt"] if name == "text" else []
-    node = getattr(configure(command, f"{group}={name}", *needed), group)
-    expected = config.GROUPS[group][name](**({"path": "x.txt"} if needed else {}))
+    needed: dict[str, Any] = {"text": {"path": "x.txt"}, "longrope": {"factors": [1.0, 2.0]}}.get(
+        name, {}
+    )
+    words = [f"{group}.{key}={value}".replace(" ", "") for key, value in needed.items()]
+    node = getattr(configure(command, f"{group}={name}", *words), group)
+    expected = config.GROUPS[group][name](**needed)
     assert node == expected
     assert type(node) is type(expected)
 

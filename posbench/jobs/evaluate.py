@@ -186,10 +186,11 @@ def _check_applies(settings: EvalSettings, candidates: list[_Candidate]) -> None
             f"eval.beyond={beyond} applies to none of the runs (encoding {', '.join(names)}"
             f"{_beside(extension)}). It applies to encoding=learned."
         )
+    reasons = "; ".join(sorted({each.refused for each in candidates if each.refused}))
     card = next(card for card in EXTENSION_CARDS if card.id == extension.name)
     raise UserError(
         f"extension={extension.name} applies to none of the runs (encoding "
-        f"{', '.join(names)}). It applies to encoding={card.applies_to}."
+        f"{', '.join(names)}): {reasons}. It applies to encoding={card.applies_to}."
     )
 
 

@@ -36,6 +36,9 @@ class ExtensionCard:
 # What a rule for inverse frequencies applies to.
 ROTARY = "rope, rope_partial, rope_p, rope_abf, xpos, pope"
 
+# What a rule for positions applies to: where a rotation alone decides the score.
+ROTATION = "rope, rope_partial, rope_p, rope_abf"
+
 ENCODING_CARDS = (
     EncodingCard(
         id="none",
@@ -231,5 +234,29 @@ EXTENSION_CARDS = (
         applies_to=ROTARY,
         length_dependent="unless extension.factor is set",
         paper="Ding et al. 2024, arXiv:2402.13753",
+    ),
+    ExtensionCard(
+        id="rerope",
+        summary="every distance from a window on counts as that window",
+        formula="distance = min(i - j, window)",
+        applies_to=ROTATION,
+        length_dependent="no",
+        paper="Su 2023, kexue.fm/archives/9708",
+    ),
+    ExtensionCard(
+        id="leaky_rerope",
+        summary="from a window on, distances grow more slowly",
+        formula="distance = window + (i - j - window) / step",
+        applies_to=ROTATION,
+        length_dependent="no",
+        paper="Su 2023, kexue.fm/archives/9708",
+    ),
+    ExtensionCard(
+        id="self_extend",
+        summary="from a window on, positions are counted in groups of tokens",
+        formula="distance = floor(i/G) - floor(j/G) + window - floor(window/G)",
+        applies_to=ROTATION,
+        length_dependent="no",
+        paper="Jin et al. 2024, arXiv:2401.01325",
     ),
 )

@@ -115,6 +115,12 @@ class EncodingConfig:
     rotary: ClassVar[bool] = False  # has rotary frequencies, which extensions stretch
     name: str = setting("none", "id of the scheme")
 
+    def takes(self, extension: ExtensionConfig) -> bool:
+        """Whether `extension` means something to the scheme."""
+        return isinstance(extension, NoExtensionConfig) or (
+            self.rotary and not isinstance(extension, RegroupingConfig)
+        )
+
 
 @dataclass
 class NoneConfig(EncodingConfig):
@@ -169,6 +175,9 @@ class RopeConfig(PairedConfig):
     name: str = setting("rope", "id of the scheme")
     fraction: float = setting(1.0, "leading share of each head that is rotated", 0.0, 1.0)
 
+    def takes(self, extension: ExtensionConfig) -> bool:
+        return True
+
     def rotated(self, head_size: int) -> int:
         return round(self.fraction * head_size)
 
@@ -195,6 +204,9 @@ class RopePConfig(PairedConfig):
 
     name: str = setting("rope_p", "id of the scheme")
     share: float = setting(0.75, "p: share of the pairs that turn, the fastest first", 0.0, 1.0)
+
+    def takes(self, extension: ExtensionConfig) -> bool:
+        return True
 
 
 @dataclass
@@ -355,6 +367,50 @@ class LongropeConfig(ScaledConfig):
     factors: list[float] = setting([], "what each pair's frequency is divided by, fastest first")
     attention_factor: float | None = setting(
         None, "factor on cos and sin; null means sqrt(1 + ln s / ln L)", low=0.0
+    )
+
+
+@dataclass
+class RegroupingConfig(ExtensionConfig):
+    """An extension that leaves distances below a window alone and makes farther ones smaller.
+
+    At every length, 1x included.
+    """
+
+    window: int | None = setting(
+        None, "distances below it stay as they are; null means half the training length", low=1
+    )
+    logn: bool = setting(
+        True, "multiply scores of query p by max(1, ln(p + 1) / ln(training length))"
+    )
+
+    def window_for(self, train_length: int) -> int:
+        return max(1, train_length // 2) if self.window is None else self.window
+
+
+@dataclass
+class ReropeConfig(RegroupingConfig):
+    """ReRoPE: every distance beyond the window counts as the window (Su 2023)."""
+
+    name: str = setting("rerope", "id of the extension")
+
+
+@dataclass
+class LeakyReropeConfig(RegroupingConfig):
+    """Leaky ReRoPE: beyond the window, distances grow 1/step per token (Su 2023)."""
+
+    name: str = setting("leaky_rerope", "id of the extension")
+    step: float = setting(8.0, "tokens beyond the window that count as one", low=1.0)
+
+
+@dataclass
+class SelfExtendConfig(RegroupingConfig):
+    """Self-Extend: beyond the window, positions are counted in groups (Jin et al. 2024)."""
+
+    name: str = setting("self_extend", "id of the extension")
+    group: int = setting(8, "tokens of a group", low=1)
+    logn: bool = setting(
+        False, "multiply scores of query p by max(1, ln(p + 1) / ln(training length))"
     )
 
 
@@ -572,6 +628,9 @@ EXTENSIONS: dict[str, type[ExtensionConfig]] = {
     "llama3": Llama3Config,
     "abf": AbfConfig,
     "longrope": LongropeConfig,
+    "rerope": ReropeConfig,
+    "leaky_rerope": LeakyReropeConfig,
+    "self_extend": SelfExtendConfig,
 }
 CORPORA: dict[str, type[DataConfig]] = {
     "pysource": PysourceConfig,

@@ -170,9 +170,12 @@ def _check_training(settings: TrainSettings) -> None:
 def check_extension(settings: InspectSettings) -> None:
     """Raise UserError if the extension has nothing to act on (it needs rotary frequencies)."""
     _check_stretch(settings.extension)
-    if settings.extension.name != "none" and not settings.encoding.rotary:
-        able = ", ".join(name for name, kind in ENCODINGS.items() if kind.rotary)
-        raise UserError(
-            f"extension={settings.extension.name} changes rotary frequencies, and "
-            f"encoding={settings.encoding.name} has none. It applies to encoding={able}."
+    extension, encoding = settings.extension, settings.encoding
+    if not encoding.takes(extension):
+        able = ", ".join(name for name, kind in ENCODINGS.items() if kind().takes(extension))
+        lacks = (
+            f"needs scores that a rotation alone decides; those of encoding={encoding.name} are not"
+            if encoding.rotary
+            else f"changes rotary frequencies, and encoding={encoding.name} has none"
         )
+        raise UserError(f"extension={extension.name} {lacks}. It applies to encoding={able}.")

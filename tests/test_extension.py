@@ -24,6 +24,7 @@ from posbench.config import (
     NtkConfig,
     PiConfig,
     Ramp,
+    RegroupingConfig,
     RopeConfig,
     ScaledConfig,
     YarnConfig,
@@ -46,7 +47,11 @@ from posbench.errors import UnsupportedError
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("golden_values.json").read_text())
 EXACT = {"rtol": 1e-13, "atol": 1e-15}
-STRETCHING = [name for name in EXTENSIONS if name != "none"]
+STRETCHING = [
+    name
+    for name, kind in EXTENSIONS.items()
+    if not issubclass(kind, NoExtensionConfig | RegroupingConfig)
+]
 SCALING = [name for name, kind in EXTENSIONS.items() if issubclass(kind, ScaledConfig)]
 ROTARY = [name for name, kind in ENCODINGS.items() if kind.rotary]
 LAYOUTS = list(Layout)

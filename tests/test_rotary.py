@@ -236,11 +236,15 @@ def test_xpos_without_decay_is_rope() -> None:
 
 @pytest.mark.parametrize("times", [4, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_xpos_scales_stay_small_far_beyond_training(times: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("offset", [0, 1_000_000])
+def test_xpos_scales_stay_small_far_beyond_training(
+    times: int, dtype: torch.dtype, offset: int
+) -> None:
+    """Counted from the middle of the text, wherever the text begins."""
     encoding = make(XposConfig()).to(dtype)
     length = times * TRAIN
     q, k = (x.to(dtype) for x in vectors(length))
-    turned_q, turned_k = turned(encoding, q, k, torch.arange(length))
+    turned_q, turned_k = turned(encoding, q, k, torch.arange(length) + offset)
     assert (turned_q.float() @ turned_k.float().mT).isfinite().all()
 
 

@@ -17,12 +17,15 @@ from posbench.config import (
     PairedConfig,
     PhaseInit,
     PopeConfig,
+    RegroupingConfig,
     RopePConfig,
     RotaryConfig,
+    SelfExtendConfig,
     XposConfig,
 )
 from posbench.encodings.base import Encoding, Generators, Hooks, Shape, precise
 from posbench.encodings.extension import extended, refuse_without_effect
+from posbench.encodings.regrouping import far_scores, logn, refuse_window
 from posbench.errors import UnsupportedError
 
 
@@ -60,7 +63,6 @@ class Rotary(Encoding):
     """What turns queries and keys by frequencies, stretched at evaluation by an extension."""
 
     config: RotaryConfig
-    relative = True
 
     def __init__(self, config: RotaryConfig, shape: Shape) -> None:
         super().__init__(config, shape)
@@ -72,13 +74,29 @@ class Rotary(Encoding):
         return not self.extension.by_length
 
     def extend(self, extension: ExtensionConfig) -> None:
-        plain = self.trained(None)
+        plain, length = self.trained(None), self.shape.train_length
         if not plain.any():  # nothing turns, so there is nothing to stretch
             return super().extend(extension)
+        if not self.config.takes(extension):
+            raise UnsupportedError(
+                f"{extension.name} needs scores that a rotation alone decides; those of "
+                f"{self.config.name} are not"
+            )
         # Refuse now, not in a layer.
-        refuse_without_effect(plain, self.config.theta, self.shape.train_length, extension)
+        if isinstance(extension, RegroupingConfig):
+            refuse_window(length, extension)
+        else:
+            refuse_without_effect(plain, self.config.theta, length, extension)
         self.extension = extension
         return None
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        """Scores depend on i - j only, but for groups that begin at 0, and logn."""
+        extension = self.extension
+        if not isinstance(extension, RegroupingConfig):
+            return True
+        return not (extension.logn or isinstance(extension, SelfExtendConfig))
 
     def trained(self, device: torch.device | None) -> Tensor:
         """Inverse frequencies as trained, float64 [pairs]."""
@@ -87,6 +105,8 @@ class Rotary(Encoding):
     def frequencies(self, length: int, device: torch.device | None) -> tuple[Tensor, float]:
         """Inverse frequencies float64 [pairs] and factor on cos and sin, for a text of `length`."""
         plain = self.trained(device)
+        if isinstance(self.extension, RegroupingConfig):  # changes positions, not frequencies
+            return plain, 1.0
         return extended(plain, self.config.theta, self.shape.train_length, length, self.extension)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -112,7 +132,23 @@ class Rope(Rotary):
         if self.size == 0:
             return Hooks()
         cos, sin = self.angles(positions, precise(x.dtype))
-        return Hooks(rotate=partial(_rotate_both, cos=cos, sin=sin, layout=self.config.layout))
+        hooks = Hooks(rotate=partial(_rotate_both, cos=cos, sin=sin, layout=self.config.layout))
+        if isinstance(self.extension, RegroupingConfig):
+            return self._regrouped(hooks, positions, self.extension)
+        return hooks
+
+    def _regrouped(self, hooks: Hooks, positions: Tensor, extension: RegroupingConfig) -> Hooks:
+        inverse, length = self.trained(positions.device), self.shape.train_length
+
+        def turn(x: Tensor, by: Tensor) -> Tensor:
+            angles = torch.outer(by, inverse)
+            cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+            return rotate(x, cos, sin, self.config.layout)
+
+        scale = 1 / math.sqrt(self.shape.head_size)
+        rescore = far_scores(positions, length, extension, turn, scale)
+        temperature = logn(positions, length) if extension.logn else 1.0
+        return hooks._replace(rescore=rescore, temperature=temperature)
 
 
 def kept_pairs(pairs: int, share: float) -> int:

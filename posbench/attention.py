@@ -91,8 +91,15 @@ def score_rows(q: Tensor, k: Tensor, hooks: Hooks, rows: list[int]) -> list[Tens
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, scale: float) -> Tensor:
-    """PyTorch's fused kernel, for scores with no bias."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    """PyTorch's fused kernel, for scores with no bias.
+
+    It wants heads of one size: without zeros beside narrower values, a T x T matrix would be made.
+    """
+    size = v.shape[-1]
+    if q.shape[-1] > size:
+        v = F.pad(v, (0, q.shape[-1] - size))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    return out[..., :size]
 
 
 def strided(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, scale: float) -> Tensor:

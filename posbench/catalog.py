@@ -13,7 +13,7 @@ class EncodingCard:
     family: str
     summary: str
     form: str  # which part of the contract it uses
-    parameters: str  # formula: L training length, C width, H heads
+    parameters: str  # formula: L training length, C width, H heads, D head size, N layers
     max_length: str
     cost: str
     extrapolation_claim: str  # what its paper, or the tutorial this project began with, says
@@ -32,6 +32,12 @@ class ExtensionCard:
     length_dependent: str
     paper: str
 
+
+# What a rule for inverse frequencies applies to.
+ROTARY = "rope, rope_partial, rope_p, rope_abf, xpos, pope"
+
+# What a rule for positions applies to: where a rotation alone decides the score.
+ROTATION = "rope, rope_partial, rope_p, rope_abf"
 
 ENCODING_CARDS = (
     EncodingCard(
@@ -83,6 +89,66 @@ ENCODING_CARDS = (
         paper="Su et al. 2021, arXiv:2104.09864",
     ),
     EncodingCard(
+        id="rope_partial",
+        family="rotary",
+        summary="RoPE on the leading channels of a head; the others carry no position",
+        form="rotate",
+        parameters="0",
+        max_length="none",
+        cost="two rotations of a part of each head per layer",
+        extrapolation_claim="none of its own; as RoPE",
+        used_by="GPT-J, GPT-NeoX, Pythia, Phi",
+        paper="Black et al. 2022 (GPT-NeoX-20B), arXiv:2204.06745",
+    ),
+    EncodingCard(
+        id="rope_p",
+        family="rotary",
+        summary="RoPE whose slowest pairs do not turn: channels for meaning alone",
+        form="rotate",
+        parameters="0",
+        max_length="none",
+        cost="two rotations per layer",
+        extrapolation_claim="none beyond the training length; a lower perplexity within it",
+        used_by="Gemma 4, in layers with full attention",
+        paper="Barbero et al. 2024, arXiv:2410.06205",
+    ),
+    EncodingCard(
+        id="rope_abf",
+        family="rotary",
+        summary="RoPE trained with base 500,000: slower pairs, less decay with distance",
+        form="rotate",
+        parameters="0",
+        max_length="none",
+        cost="two rotations per layer",
+        extrapolation_claim="none without training at the longer length",
+        used_by="Llama 3; Code Llama with base 1,000,000",
+        paper="Xiong et al. 2023, arXiv:2309.16039",
+    ),
+    EncodingCard(
+        id="xpos",
+        family="rotary",
+        summary="RoPE whose scores decay with distance, the fast pairs most",
+        form="rotate",
+        parameters="0",
+        max_length="30 / log10(1 + 1/gamma) times scale_base: 27 training lengths by default",
+        cost="two rotations per layer",
+        extrapolation_claim="strong, beside blockwise attention at evaluation (not here)",
+        used_by="Kosmos-1",
+        paper="Sun et al. 2022, arXiv:2212.10554",
+    ),
+    EncodingCard(
+        id="pope",
+        family="rotary",
+        summary="scores from magnitudes of q and k and an angle of position alone",
+        form="rotate",
+        parameters="N*H*D",
+        max_length="none",
+        cost="queries and keys twice as wide",
+        extrapolation_claim="strong, with no change at evaluation",
+        used_by="no public model known",
+        paper="Gopalakrishnan et al. 2025, arXiv:2509.10534",
+    ),
+    EncodingCard(
         id="alibi",
         family="bias",
         summary="subtract slope times distance from the score, one slope per head",
@@ -109,7 +175,7 @@ EXTENSION_CARDS = (
         id="pi",
         summary="position interpolation: every frequency divided by s",
         formula="f' = f / s",
-        applies_to="rope",
+        applies_to=ROTARY,
         length_dependent="unless extension.factor is set",
         paper="Chen et al. 2023, arXiv:2306.15595",
     ),
@@ -117,16 +183,80 @@ EXTENSION_CARDS = (
         id="ntk",
         summary="NTK-aware: a larger base, so that low frequencies stretch and high ones stay",
         formula="theta' = theta * s^(d/(d-2))",
-        applies_to="rope",
+        applies_to=ROTARY,
         length_dependent="unless extension.factor is set",
         paper="bloc97 2023; Peng et al. 2023, arXiv:2309.00071, eq. 16",
+    ),
+    ExtensionCard(
+        id="dynamic_ntk",
+        summary="NTK-aware scaling that grows with the text; one scale for all its tokens",
+        formula="theta * s^(d/(d-2)), s = max(1, factor n/L - (factor - 1))",
+        applies_to=ROTARY,
+        length_dependent="yes",
+        paper="emozilla 2023; Peng et al. 2023, arXiv:2309.00071",
+    ),
+    ExtensionCard(
+        id="ntk_by_parts",
+        summary="slow pairs divided by s, fast pairs left alone, a ramp between",
+        formula="f' = f (w/s + 1 - w), w = clamp((32 - turns) / 31, 0, 1)",
+        applies_to=ROTARY,
+        length_dependent="unless extension.factor is set",
+        paper="Peng et al. 2023, arXiv:2309.00071, section 3.2",
     ),
     ExtensionCard(
         id="yarn",
         summary="interpolation by parts and a softmax temperature",
         formula="f' = ramp * f/s + (1 - ramp) * f; cos, sin * (0.1 ln s + 1)",
-        applies_to="rope",
+        applies_to=ROTARY,
         length_dependent="unless extension.factor is set",
         paper="Peng et al. 2023, arXiv:2309.00071",
+    ),
+    ExtensionCard(
+        id="llama3",
+        summary="like ntk_by_parts, between 1 and 4 turns within the training length",
+        formula="f' = f (w/s + 1 - w), w = clamp((4 - turns) / 3, 0, 1)",
+        applies_to=ROTARY,
+        length_dependent="unless extension.factor is set",
+        paper="Dubey et al. 2024 (Llama 3), arXiv:2407.21783; their code",
+    ),
+    ExtensionCard(
+        id="abf",
+        summary="another base at every length; meant to be followed by training",
+        formula="theta' = 500000",
+        applies_to=ROTARY,
+        length_dependent="no",
+        paper="Xiong et al. 2023, arXiv:2309.16039",
+    ),
+    ExtensionCard(
+        id="longrope",
+        summary="each pair divided by a factor of its own, given as a list",
+        formula="f'_c = f_c / factor_c beyond L; cos, sin * sqrt(1 + ln s / ln L)",
+        applies_to=ROTARY,
+        length_dependent="unless extension.factor is set",
+        paper="Ding et al. 2024, arXiv:2402.13753",
+    ),
+    ExtensionCard(
+        id="rerope",
+        summary="every distance from a window on counts as that window",
+        formula="distance = min(i - j, window)",
+        applies_to=ROTATION,
+        length_dependent="no",
+        paper="Su 2023, kexue.fm/archives/9708",
+    ),
+    ExtensionCard(
+        id="leaky_rerope",
+        summary="from a window on, distances grow more slowly",
+        formula="distance = window + (i - j - window) / step",
+        applies_to=ROTATION,
+        length_dependent="no",
+        paper="Su 2023, kexue.fm/archives/9708",
+    ),
+    ExtensionCard(
+        id="self_extend",
+        summary="from a window on, positions are counted in groups of tokens",
+        formula="distance = floor(i/G) - floor(j/G) + window - floor(window/G)",
+        applies_to=ROTATION,
+        length_dependent="no",
+        paper="Jin et al. 2024, arXiv:2401.01325",
     ),
 )

@@ -7,9 +7,10 @@ No torch here: a typing error must be found before a heavy import. Each field ca
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 
 def setting(default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
@@ -56,6 +57,18 @@ class SineLayout(StrEnum):
     concat = "concat"
 
 
+class Ramp(StrEnum):
+    """What a ramp between kept and stretched pairs is linear in: a pair's number, or its turns."""
+
+    pairs = "pairs"
+    turns = "turns"
+
+
+class PhaseInit(StrEnum):
+    zero = "zero"
+    uniform = "uniform"
+
+
 class Norm(StrEnum):
     layernorm = "layernorm"
     rmsnorm = "rmsnorm"
@@ -99,7 +112,14 @@ class Format(StrEnum):
 class EncodingConfig:
     """How the model learns where its tokens are."""
 
+    rotary: ClassVar[bool] = False  # has rotary frequencies, which extensions stretch
     name: str = setting("none", "id of the scheme")
+
+    def takes(self, extension: ExtensionConfig) -> bool:
+        """Whether `extension` means something to the scheme."""
+        return isinstance(extension, NoExtensionConfig) or (
+            self.rotary and not isinstance(extension, RegroupingConfig)
+        )
 
 
 @dataclass
@@ -130,13 +150,99 @@ class LearnedConfig(EncodingConfig):
 
 
 @dataclass
-class RopeConfig(EncodingConfig):
+class RotaryConfig(EncodingConfig):
+    """What every scheme that turns queries and keys by frequencies has."""
+
+    rotary: ClassVar[bool] = True
+    theta: float = setting(10_000.0, "base of the geometric series of frequencies", low=1.0)
+
+    def rotated(self, head_size: int) -> int:
+        """Channels of a head that are rotated, in pairs, after any widening of the head."""
+        return head_size
+
+
+@dataclass
+class PairedConfig(RotaryConfig):
+    """What every scheme that turns pairs of a head's channels has."""
+
+    layout: Layout = setting(Layout.interleaved, "which two channels of a head form a pair")
+
+
+@dataclass
+class RopeConfig(PairedConfig):
     """Rotary embedding: rotate pairs of query and key channels by the position (Su et al. 2021)."""
 
     name: str = setting("rope", "id of the scheme")
-    theta: float = setting(10_000.0, "base of the geometric series of frequencies", low=1.0)
-    layout: Layout = setting(Layout.interleaved, "which two channels of a head form a pair")
     fraction: float = setting(1.0, "leading share of each head that is rotated", 0.0, 1.0)
+
+    def takes(self, extension: ExtensionConfig) -> bool:
+        return True
+
+    def rotated(self, head_size: int) -> int:
+        return round(self.fraction * head_size)
+
+
+@dataclass
+class RopePartialConfig(RopeConfig):
+    """RoPE on the leading channels of each head only, on a grid of its own (GPT-NeoX, GPT-J)."""
+
+    name: str = setting("rope_partial", "id of the scheme")
+    fraction: float = setting(0.5, "leading share of each head that is rotated", 0.0, 1.0)
+
+
+@dataclass
+class RopeAbfConfig(RopeConfig):
+    """RoPE trained with a larger base, 500,000 (Xiong et al. 2023; Llama 3)."""
+
+    name: str = setting("rope_abf", "id of the scheme")
+    theta: float = setting(500_000.0, "base of the geometric series of frequencies", low=1.0)
+
+
+@dataclass
+class RopePConfig(PairedConfig):
+    """p-RoPE: the slowest pairs do not turn, the others as in RoPE (Barbero et al. 2024)."""
+
+    name: str = setting("rope_p", "id of the scheme")
+    share: float = setting(0.75, "p: share of the pairs that turn, the fastest first", 0.0, 1.0)
+
+    def takes(self, extension: ExtensionConfig) -> bool:
+        return True
+
+
+@dataclass
+class XposConfig(PairedConfig):
+    """RoPE whose scores fall with distance, slow pairs the least (Sun et al. 2022)."""
+
+    name: str = setting("xpos", "id of the scheme")
+    scale_base: float | None = setting(
+        None, "B: tokens over which pair c falls to zeta_c; null means half the context", low=1.0
+    )
+    gamma: float = setting(0.4, "zeta_c = (2c/D + gamma) / (1 + gamma); more falls less", 0.01)
+
+    def base_for(self, context: int) -> float:
+        """B in tokens; the paper trained at 1,024 tokens with 512."""
+        return context / 2 if self.scale_base is None else self.scale_base
+
+    def longest(self, context: int) -> int:
+        """Tokens up to which the growth of k against q, zeta_0^(-T/B), stays below 1e30.
+
+        Beyond, products of the pairs that causality hides would overflow float32 and bfloat16.
+        """
+        fall = math.log10((1 + self.gamma) / self.gamma)
+        return math.floor(30 / fall * self.base_for(context))
+
+
+@dataclass
+class PopeConfig(RotaryConfig):
+    """Polar embedding: magnitudes say what, angles say where (Gopalakrishnan et al. 2025)."""
+
+    name: str = setting("pope", "id of the scheme")
+    phase_init: PhaseInit = setting(
+        PhaseInit.zero, "learned phase of each channel at first: 0, or uniform in [-2 pi, 0]"
+    )
+
+    def rotated(self, head_size: int) -> int:
+        return 2 * head_size  # every channel becomes a pair
 
 
 @dataclass
@@ -144,11 +250,6 @@ class AlibiConfig(EncodingConfig):
     """A bias that falls linearly with distance, one slope per head (Press et al. 2022)."""
 
     name: str = setting("alibi", "id of the scheme")
-
-
-def rotary_size(encoding: RopeConfig, head_size: int) -> int:
-    """Channels of a head that are rotated."""
-    return round(encoding.fraction * head_size)
 
 
 # ---------------------------------------------------------------- extensions at evaluation
@@ -160,6 +261,11 @@ class ExtensionConfig:
 
     name: str = setting("none", "id of the extension")
 
+    @property
+    def by_length(self) -> bool:
+        """Whether what it does depends on the length of the whole text."""
+        return False
+
 
 @dataclass
 class NoExtensionConfig(ExtensionConfig):
@@ -168,36 +274,143 @@ class NoExtensionConfig(ExtensionConfig):
     name: str = setting("none", "id of the extension")
 
 
-_FACTOR = "scale s; null means max(1, length / training length), a number fixes it at every length"
+@dataclass
+class ScaledConfig(ExtensionConfig):
+    """An extension with a scale s; at s = 1 it is the model as it was trained."""
+
+    factor: float | None = setting(
+        None,
+        "scale s; null means max(1, length / training length), a number fixes it at every length",
+        low=1.0,
+    )
+
+    @property
+    def by_length(self) -> bool:
+        return self.factor is None
 
 
 @dataclass
-class PiConfig(ExtensionConfig):
+class PiConfig(ScaledConfig):
     """Position interpolation: every frequency divided by s (Chen et al. 2023)."""
 
     name: str = setting("pi", "id of the extension")
-    factor: float | None = setting(None, _FACTOR, low=1.0)
 
 
 @dataclass
-class NtkConfig(ExtensionConfig):
+class NtkConfig(ScaledConfig):
     """NTK-aware scaling: a larger base, so that only low frequencies stretch (bloc97 2023)."""
 
     name: str = setting("ntk", "id of the extension")
-    factor: float | None = setting(None, _FACTOR, low=1.0)
 
 
 @dataclass
-class YarnConfig(ExtensionConfig):
+class DynamicNtkConfig(ExtensionConfig):
+    """NTK-aware scaling that grows with the text: s = factor n/L - (factor - 1) beyond L."""
+
+    name: str = setting("dynamic_ntk", "id of the extension")
+    factor: float = setting(2.0, "growth of s per training length; 1 is ntk with s = n/L", low=1.0)
+
+    @property
+    def by_length(self) -> bool:
+        return True
+
+
+@dataclass
+class NtkByPartsConfig(ScaledConfig):
+    """Slow pairs divided by s, fast pairs left alone, a ramp between (Peng et al. 2023, 3.2)."""
+
+    name: str = setting("ntk_by_parts", "id of the extension")
+    beta_fast: float = setting(32.0, "pairs that turn more often than this are left alone", 0.0)
+    beta_slow: float = setting(1.0, "pairs that turn less often than this are interpolated", 0.0)
+    ramp: Ramp = setting(
+        Ramp.turns, "linear in turns within the training length (paper), or over pairs (code)"
+    )
+    truncate: bool = setting(True, "ramp=pairs: round its ends to whole pairs, as public code does")
+
+
+@dataclass
+class YarnConfig(NtkByPartsConfig):
     """YaRN: interpolation by parts and a softmax temperature (Peng et al. 2023)."""
 
     name: str = setting("yarn", "id of the extension")
-    factor: float | None = setting(None, _FACTOR, low=1.0)
-    beta_fast: float = setting(32.0, "pairs that turn more often than this are left alone", 0.0)
-    beta_slow: float = setting(1.0, "pairs that turn less often than this are interpolated", 0.0)
-    truncate: bool = setting(True, "round the ends of the ramp to whole pairs, as public code does")
+    ramp: Ramp = setting(
+        Ramp.pairs,
+        "linear over pairs (public code), or in turns within the training length (paper)",
+    )
     attention_factor: float | None = setting(
         None, "factor on cos and sin; null means 0.1 ln s + 1", low=0.0
+    )
+
+
+@dataclass
+class Llama3Config(ScaledConfig):
+    """Llama 3.1's rule: like ntk_by_parts, between 1 and 4 turns within the training length."""
+
+    name: str = setting("llama3", "id of the extension")
+    low_freq_factor: float = setting(1.0, "pairs that turn less often are divided by s", low=0.0)
+    high_freq_factor: float = setting(4.0, "pairs that turn more often are left alone", low=0.0)
+
+
+@dataclass
+class AbfConfig(ExtensionConfig):
+    """Adjusted base frequency: another theta at every length (Xiong et al. 2023)."""
+
+    name: str = setting("abf", "id of the extension")
+    theta: float = setting(500_000.0, "base that replaces encoding.theta", low=1.0)
+
+
+@dataclass
+class LongropeConfig(ScaledConfig):
+    """LongRoPE: each pair divided by a factor of its own beyond 1x (Ding et al. 2024)."""
+
+    name: str = setting("longrope", "id of the extension")
+    factors: list[float] = setting([], "what each pair's frequency is divided by, fastest first")
+    attention_factor: float | None = setting(
+        None, "factor on cos and sin; null means sqrt(1 + ln s / ln L)", low=0.0
+    )
+
+
+@dataclass
+class RegroupingConfig(ExtensionConfig):
+    """An extension that leaves distances below a window alone and makes farther ones smaller.
+
+    At every length, 1x included.
+    """
+
+    window: int | None = setting(
+        None, "distances below it stay as they are; null means half the training length", low=1
+    )
+    logn: bool = setting(
+        True, "multiply scores of query p by max(1, ln(p + 1) / ln(training length))"
+    )
+
+    def window_for(self, train_length: int) -> int:
+        return max(1, train_length // 2) if self.window is None else self.window
+
+
+@dataclass
+class ReropeConfig(RegroupingConfig):
+    """ReRoPE: every distance beyond the window counts as the window (Su 2023)."""
+
+    name: str = setting("rerope", "id of the extension")
+
+
+@dataclass
+class LeakyReropeConfig(RegroupingConfig):
+    """Leaky ReRoPE: beyond the window, distances grow 1/step per token (Su 2023)."""
+
+    name: str = setting("leaky_rerope", "id of the extension")
+    step: float = setting(8.0, "tokens beyond the window that count as one", low=1.0)
+
+
+@dataclass
+class SelfExtendConfig(RegroupingConfig):
+    """Self-Extend: beyond the window, positions are counted in groups (Jin et al. 2024)."""
+
+    name: str = setting("self_extend", "id of the extension")
+    group: int = setting(8, "tokens of a group", low=1)
+    logn: bool = setting(
+        False, "multiply scores of query p by max(1, ln(p + 1) / ln(training length))"
     )
 
 
@@ -401,13 +614,26 @@ ENCODINGS: dict[str, type[EncodingConfig]] = {
     "sinusoidal": SinusoidalConfig,
     "learned": LearnedConfig,
     "rope": RopeConfig,
+    "rope_partial": RopePartialConfig,
+    "rope_p": RopePConfig,
+    "rope_abf": RopeAbfConfig,
+    "xpos": XposConfig,
+    "pope": PopeConfig,
     "alibi": AlibiConfig,
 }
 EXTENSIONS: dict[str, type[ExtensionConfig]] = {
     "none": NoExtensionConfig,
     "pi": PiConfig,
     "ntk": NtkConfig,
+    "dynamic_ntk": DynamicNtkConfig,
+    "ntk_by_parts": NtkByPartsConfig,
     "yarn": YarnConfig,
+    "llama3": Llama3Config,
+    "abf": AbfConfig,
+    "longrope": LongropeConfig,
+    "rerope": ReropeConfig,
+    "leaky_rerope": LeakyReropeConfig,
+    "self_extend": SelfExtendConfig,
 }
 CORPORA: dict[str, type[DataConfig]] = {
     "pysource": PysourceConfig,

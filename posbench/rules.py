@@ -6,17 +6,21 @@ import dataclasses
 from typing import Any
 
 from posbench.config import (
+    ENCODINGS,
     EvalSettings,
     ExtensionConfig,
     InspectSettings,
+    Llama3Config,
+    LongropeConfig,
     ModelConfig,
+    NtkByPartsConfig,
     RopeConfig,
+    RotaryConfig,
     Schedule,
     Settings,
     TextConfig,
     TrainSettings,
-    YarnConfig,
-    rotary_size,
+    XposConfig,
 )
 from posbench.errors import UserError
 
@@ -26,7 +30,7 @@ def check(settings: Settings) -> None:
     check_ranges(settings)
     if isinstance(settings, EvalSettings):
         _check_ratios("eval.ratios", settings.eval.ratios)
-        _check_yarn(settings.extension)
+        _check_stretch(settings.extension)
         if not settings.eval.protocols:
             raise UserError("eval.protocols is empty; give at least one, such as [controlled].")
         return
@@ -35,12 +39,36 @@ def check(settings: Settings) -> None:
         _check_training(settings)
 
 
-def _check_yarn(extension: ExtensionConfig) -> None:
-    if isinstance(extension, YarnConfig) and not extension.beta_fast > extension.beta_slow > 0:
+def _check_stretch(extension: ExtensionConfig) -> None:
+    if isinstance(extension, NtkByPartsConfig):
+        _check_order("beta_fast", extension.beta_fast, "beta_slow", extension.beta_slow)
+        if extension.beta_slow <= 0:
+            raise UserError(f"extension.beta_slow={extension.beta_slow} must be greater than 0.")
+    if isinstance(extension, Llama3Config):
+        high, low = extension.high_freq_factor, extension.low_freq_factor
+        _check_order("high_freq_factor", high, "low_freq_factor", low)
+    if isinstance(extension, LongropeConfig):
+        _check_factors(extension.factors)
+
+
+def _check_order(larger: str, high: float, smaller: str, low: float) -> None:
+    if not high > low:
         raise UserError(
-            f"extension.beta_fast={extension.beta_fast} must be greater than "
-            f"extension.beta_slow={extension.beta_slow}, and both greater than 0."
+            f"extension.{larger}={high} must be greater than extension.{smaller}={low}."
         )
+
+
+def _check_factors(factors: list[float]) -> None:
+    if not factors:
+        raise UserError(
+            "extension=longrope needs extension.factors=[...]: what the frequency of each rotated "
+            "pair of channels is divided by, one number per pair."
+        )
+    for factor in factors:
+        if not 0 < factor < float("inf"):
+            raise UserError(
+                f"extension.factors holds {factor}; a factor must be greater than 0 and finite."
+            )
 
 
 def check_ranges(node: Any, prefix: str = "") -> None:
@@ -82,18 +110,33 @@ def _check_shape(settings: TrainSettings | InspectSettings) -> None:
             f"model.width={model.width} is not a multiple of model.heads={model.heads}. "
             f"Try model.heads={nearest}."
         )
-    if isinstance(settings.encoding, RopeConfig):
+    if isinstance(settings.encoding, RotaryConfig):
         _check_rotary(settings.encoding, model)
+    if isinstance(settings.encoding, XposConfig):
+        _check_xpos(settings.encoding, settings.context)
 
 
-def _check_rotary(encoding: RopeConfig, model: ModelConfig) -> None:
-    size = rotary_size(encoding, model.head_size)
+def _check_rotary(encoding: RotaryConfig, model: ModelConfig) -> None:
+    size = encoding.rotated(model.head_size)
     if size % 2:
         where = f"model.width={model.width} over model.heads={model.heads}"
-        share = "" if encoding.fraction == 1 else f" times encoding.fraction={encoding.fraction}"
+        fraction = encoding.fraction if isinstance(encoding, RopeConfig) else 1.0
+        share = "" if fraction == 1 else f" times encoding.fraction={fraction}"
+        keys = "model.width or model.heads"
+        if isinstance(encoding, RopeConfig):
+            keys = "model.width, model.heads or encoding.fraction"
         raise UserError(
             f"encoding={encoding.name} rotates pairs of channels, but {where}{share} gives "
-            f"{size} per head, an odd number. Change model.width, model.heads or encoding.fraction."
+            f"{size} per head, an odd number. Change {keys}."
+        )
+
+
+def _check_xpos(encoding: XposConfig, context: int) -> None:
+    longest = encoding.longest(context)
+    if longest < context:
+        raise UserError(
+            f"encoding.scale_base={encoding.scale_base} is too small for context={context}: with "
+            f"encoding.gamma={encoding.gamma} the scales of xpos overflow beyond {longest} tokens."
         )
 
 
@@ -126,9 +169,13 @@ def _check_training(settings: TrainSettings) -> None:
 
 def check_extension(settings: InspectSettings) -> None:
     """Raise UserError if the extension has nothing to act on (it needs rotary frequencies)."""
-    _check_yarn(settings.extension)
-    if settings.extension.name != "none" and not isinstance(settings.encoding, RopeConfig):
-        raise UserError(
-            f"extension={settings.extension.name} changes rotary frequencies, and "
-            f"encoding={settings.encoding.name} has none. It applies to encoding=rope."
+    _check_stretch(settings.extension)
+    extension, encoding = settings.extension, settings.encoding
+    if not encoding.takes(extension):
+        able = ", ".join(name for name, kind in ENCODINGS.items() if kind().takes(extension))
+        lacks = (
+            f"needs scores that a rotation alone decides; those of encoding={encoding.name} are not"
+            if encoding.rotary
+            else f"changes rotary frequencies, and encoding={encoding.name} has none"
         )
+        raise UserError(f"extension={extension.name} {lacks}. It applies to encoding={able}.")

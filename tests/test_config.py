@@ -14,15 +14,17 @@ from posbench.cli.space import APPS, all_keys, configs_folder, options
 from posbench.errors import UserError
 from posbench.saved import from_dict, to_dict
 
+NEEDED: dict[str, dict[str, Any]] = {"text": {"path": "x.txt"}, "longrope": {"factors": [1.0, 2.0]}}
 CHOICES = [(group, name) for group, table in config.GROUPS.items() for name in table]
 
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_an_option_composes_to_its_dataclass_and_its_defaults(group: str, name: str) -> None:
     command = "eval-extrapolate" if group == "extension" else "train"
-    needed = ["data.path=x.txt"] if name == "text" else []
-    node = getattr(configure(command, f"{group}={name}", *needed), group)
-    expected = config.GROUPS[group][name](**({"path": "x.txt"} if needed else {}))
+    needed = NEEDED.get(name, {})
+    words = [f"{group}.{key}={value}".replace(" ", "") for key, value in needed.items()]
+    node = getattr(configure(command, f"{group}={name}", *words), group)
+    expected = config.GROUPS[group][name](**needed)
     assert node == expected
     assert type(node) is type(expected)
 

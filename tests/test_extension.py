@@ -11,32 +11,49 @@ import torch
 from torch import Tensor
 
 from posbench.config import (
+    ENCODINGS,
     EXTENSIONS,
+    AbfConfig,
+    DynamicNtkConfig,
     ExtensionConfig,
     Layout,
+    Llama3Config,
+    LongropeConfig,
     NoExtensionConfig,
+    NtkByPartsConfig,
     NtkConfig,
     PiConfig,
+    Ramp,
+    RegroupingConfig,
     RopeConfig,
+    ScaledConfig,
     YarnConfig,
 )
 from posbench.encodings import Shape, build
 from posbench.encodings.base import Encoding
 from posbench.encodings.extension import (
+    by_parts,
+    dynamic_scale,
     extended,
     interpolated,
+    longrope_factor,
     ntk_aware,
+    pair_range,
     scale,
-    yarn,
     yarn_factor,
-    yarn_range,
 )
 from posbench.encodings.rotary import Rope, inverse_frequencies
 from posbench.errors import UnsupportedError
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("golden_values.json").read_text())
 EXACT = {"rtol": 1e-13, "atol": 1e-15}
-SCALING = [name for name in EXTENSIONS if name != "none"]
+STRETCHING = [
+    name
+    for name, kind in EXTENSIONS.items()
+    if not issubclass(kind, NoExtensionConfig | RegroupingConfig)
+]
+SCALING = [name for name, kind in EXTENSIONS.items() if issubclass(kind, ScaledConfig)]
+ROTARY = [name for name, kind in ENCODINGS.items() if kind.rotary]
 LAYOUTS = list(Layout)
 
 
@@ -66,7 +83,10 @@ def make_rope(train_length: int = 64, head_size: int = 16, **settings: Any) -> R
     return Rope(RopeConfig(**settings), shape)
 
 
-def config_of(name: str, **settings: Any) -> ExtensionConfig:
+def config_of(name: str, pairs: int = 8, **settings: Any) -> ExtensionConfig:
+    """The extension; longrope with factors for as many pairs."""
+    if EXTENSIONS[name] is LongropeConfig:
+        settings["factors"] = torch.linspace(1.5, 4.0, pairs).tolist()
     return EXTENSIONS[name](**settings)
 
 
@@ -111,20 +131,20 @@ def test_ntk_base_is_not_a_known_mistake(key: str) -> None:
 def test_yarn_frequencies(key: str) -> None:
     of = numbers(key)
     plain = inverse_frequencies(int(of["d"]), of["base"])
-    found = yarn(plain, of["s"], of["base"], int(of["L"]), YarnConfig())
+    found = by_parts(plain, of["s"], of["base"], int(of["L"]), YarnConfig())
     torch.testing.assert_close(found, golden(key), **EXACT)
 
 
 @pytest.mark.parametrize("key", keys("yarn/range/"))
-def test_yarn_range(key: str) -> None:
+def test_pair_range(key: str) -> None:
     """Unrounded ends as published; rounded ones as the frequencies themselves show them."""
     of, expected = numbers(key), GOLDEN[key]
     pairs = int(of["d"]) // 2
-    low, high = yarn_range(pairs, of["base"], int(of["L"]), 32.0, 1.0)
+    low, high = pair_range(pairs, of["base"], int(of["L"]), 32.0, 1.0)
     assert low == pytest.approx(expected["low_raw"], rel=1e-12)
     assert high == pytest.approx(expected["high_raw"], rel=1e-12)
     plain = inverse_frequencies(2 * pairs, of["base"])
-    change = yarn(plain, 4.0, of["base"], int(of["L"]), YarnConfig()) / plain
+    change = by_parts(plain, 4.0, of["base"], int(of["L"]), YarnConfig()) / plain
     pair = torch.arange(pairs)
     assert torch.equal(change == 1, pair <= expected["low"])
     torch.testing.assert_close(
@@ -139,24 +159,135 @@ def test_yarn_range_may_end_beyond_the_last_pair() -> None:
     """The authors clamp to the last channel; at 262,144 tokens the ramp runs from 24 to 37."""
     plain = inverse_frequencies(64, 1e4)
     ramp = ((torch.arange(32, dtype=torch.float64) - 24) / 13).clamp(min=0)
-    found = yarn(plain, 4.0, 1e4, 262_144, YarnConfig())
+    found = by_parts(plain, 4.0, 1e4, 262_144, YarnConfig())
     torch.testing.assert_close(found, plain / 4 * ramp + plain * (1 - ramp), **EXACT)
 
 
 def test_yarn_without_rounding_the_range() -> None:
     key = "yarn/no_truncate/inv_freq/d=64/base=10000/L=2048/s=4"
     plain = inverse_frequencies(64, 1e4)
-    found = yarn(plain, 4.0, 1e4, 2048, YarnConfig(truncate=False))
+    found = by_parts(plain, 4.0, 1e4, 2048, YarnConfig(truncate=False))
     torch.testing.assert_close(found, golden(key), **EXACT)
-    assert differs(yarn(plain, 4.0, 1e4, 2048, YarnConfig()), golden(key))
+    assert differs(by_parts(plain, 4.0, 1e4, 2048, YarnConfig()), golden(key))
 
 
 @pytest.mark.parametrize(
     "key", [key for key in keys("mutant/yarn/") if isinstance(GOLDEN[key], list)]
 )
 def test_yarn_frequencies_are_not_a_known_mistake(key: str) -> None:
-    found = yarn(inverse_frequencies(64, 1e4), 4.0, 1e4, 2048, YarnConfig())
+    found = by_parts(inverse_frequencies(64, 1e4), 4.0, 1e4, 2048, YarnConfig())
     assert differs(found, golden(key))
+
+
+@pytest.mark.parametrize("key", keys("dynamic_ntk/base/"))
+def test_dynamic_ntk_base_at_the_current_length(key: str) -> None:
+    """Golden bases are of factor 4; n = 2L tells the current length from the longest one."""
+    of = numbers(key)
+    train_length, length = int(of["L"]), int(of["n"])
+    plain = inverse_frequencies(64, 1e4)
+    config = DynamicNtkConfig(factor=of["s"])
+    found, factor = extended(plain, 1e4, train_length, length, config)
+    torch.testing.assert_close(found, inverse_frequencies(64, GOLDEN[key]), **EXACT)
+    assert factor == 1.0
+    if length <= train_length:  # clamped: a shorter text is not stretched the other way
+        assert torch.equal(found, plain)
+
+
+def test_dynamic_ntk_is_not_a_known_mistake() -> None:
+    """A constant of the longest length, whatever the text's."""
+    (key,) = keys("mutant/dynamic_ntk/vllm_constant")
+    found, _ = extended(inverse_frequencies(64, 1e4), 1e4, 2048, 4096, DynamicNtkConfig(factor=4))
+    assert differs(found, inverse_frequencies(64, GOLDEN[key]))
+
+
+def test_dynamic_ntk_scale() -> None:
+    """Factor 2 by default: 3 at twice the training length, 7 at four times; 1 is n / L."""
+    assert DynamicNtkConfig().factor == 2.0
+    assert [dynamic_scale(2.0, 128, n) for n in (64, 128, 256, 512)] == [1.0, 1.0, 3.0, 7.0]
+    plain = inverse_frequencies(64, 1e4)
+    by_length = extended(plain, 1e4, 128, 512, DynamicNtkConfig(factor=1.0))[0]
+    assert torch.equal(by_length, extended(plain, 1e4, 128, 512, NtkConfig())[0])
+
+
+def test_ntk_by_parts_frequencies() -> None:
+    """The paper's ramp is linear in turns, that of public code over pairs; both are offered."""
+    plain, key = inverse_frequencies(64, 1e4), "ntk_by_parts/inv_freq/d=64/base=10000/L=2048/s=4"
+    found, factor = extended(plain, 1e4, 2048, 8192, NtkByPartsConfig())
+    torch.testing.assert_close(found, golden(key), **EXACT)
+    assert factor == 1.0
+    over_pairs = extended(plain, 1e4, 2048, 8192, NtkByPartsConfig(ramp=Ramp.pairs))[0]
+    as_yarn = golden("yarn/inv_freq/d=64/base=10000/L=2048/s=4")
+    torch.testing.assert_close(over_pairs, as_yarn, **EXACT)
+    assert differs(found, as_yarn)
+    in_turns, temperature = extended(plain, 1e4, 2048, 8192, YarnConfig(ramp=Ramp.turns))
+    torch.testing.assert_close(in_turns, golden(key), **EXACT)
+    assert temperature > 1
+
+
+def test_ntk_by_parts_by_hand() -> None:
+    """A pair of 16.5 turns lies halfway from 1 to 32: divided by s = 2 in half, so times 0.75."""
+    inverse = torch.tensor([33.0, 16.5, 0.5], dtype=torch.float64) * 2 * torch.pi / 100
+    found = extended(inverse, 1e4, 100, 200, NtkByPartsConfig())[0]
+    expected = inverse * torch.tensor([1.0, 0.75, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+@pytest.mark.parametrize("key", keys("llama3/inv_freq/"))
+def test_llama3_frequencies(key: str) -> None:
+    of = numbers(key)
+    plain = inverse_frequencies(64, of["base"])
+    length = int(of["L"] * of["s"])
+    found, factor = extended(plain, of["base"], int(of["L"]), length, Llama3Config())
+    torch.testing.assert_close(found, golden(key), **EXACT)
+    assert factor == 1.0
+    fixed = extended(plain, of["base"], int(of["L"]), 16, Llama3Config(factor=of["s"]))[0]
+    assert torch.equal(fixed, found)
+    parts = NtkByPartsConfig(beta_slow=1.0, beta_fast=4.0)
+    assert torch.equal(extended(plain, of["base"], int(of["L"]), length, parts)[0], found)
+
+
+def test_llama3_regions() -> None:
+    regions = GOLDEN["llama3/regions/d=64/base=500000/L=8192/s=32"]
+    plain = inverse_frequencies(64, 5e5)
+    share = extended(plain, 5e5, 8192, 32 * 8192, Llama3Config())[0] / plain
+    divided = (share - 1 / 32).abs() < 1e-15
+    assert torch.equal((share == 1).nonzero().flatten(), torch.tensor(regions["unchanged"]))
+    assert torch.equal(divided.nonzero().flatten(), torch.tensor(regions["divided"]))
+    between = ((share < 1) & ~divided).nonzero().flatten()
+    assert torch.equal(between, torch.tensor(regions["smooth"]))
+
+
+def test_llama3_knows_our_training_length_not_8192() -> None:
+    """At 128 tokens the published 8,192 would leave all pairs but the slowest alone."""
+    plain = inverse_frequencies(64, 1e4)
+    ours = extended(plain, 1e4, 128, 256, Llama3Config())[0]
+    assert differs(ours, extended(plain, 1e4, 8192, 16_384, Llama3Config())[0])
+    assert (ours[2 * torch.pi / plain > 128] == plain[2 * torch.pi / plain > 128] / 2).all()
+
+
+@pytest.mark.parametrize("length", [16, 128, 512])
+def test_abf_is_rope_of_another_base_at_every_length(length: int) -> None:
+    found, factor = extended(inverse_frequencies(8, 1e4), 1e4, 128, length, AbfConfig())
+    torch.testing.assert_close(found, golden("rope/inv_freq/d=8/base=500000"), **EXACT)
+    assert factor == 1.0
+
+
+@pytest.mark.parametrize("key", keys("longrope/attention_factor/"))
+def test_longrope_factor(key: str) -> None:
+    of = numbers(key)
+    found = longrope_factor(of["s"], int(of["L"]), None)
+    assert found == pytest.approx(GOLDEN[key], rel=1e-14)
+    assert longrope_factor(of["s"], int(of["L"]), 1.05) == (1.05 if of["s"] > 1 else 1.0)
+
+
+def test_longrope_divides_each_pair_by_its_own_factor() -> None:
+    plain = inverse_frequencies(8, 1e4)
+    config = LongropeConfig(factors=[1.0, 1.25, 2.0, 5.0])
+    found, factor = extended(plain, 1e4, 4096, 4 * 4096, config)
+    by_hand = torch.tensor([1.0, 0.08, 0.005, 0.0002], dtype=torch.float64)
+    torch.testing.assert_close(found, by_hand, **EXACT)
+    assert factor == pytest.approx(GOLDEN["longrope/attention_factor/L=4096/s=4"], rel=1e-14)
+    assert torch.equal(extended(plain, 1e4, 4096, 4096, config)[0], plain)
 
 
 @pytest.mark.parametrize("key", keys("yarn/attention_factor/"))
@@ -205,14 +336,16 @@ def test_yarn_multiplies_scores_by_the_squared_factor_once(layout: Layout, s: in
 def test_every_extension_is_plain_rope_at_s_one(name: str) -> None:
     """Bit for bit, in the training length with a free factor, and with a factor of 1 anywhere."""
     for size in (4, 8, 32, 64, 128):
+        pairs = size // 2
         for theta in (1e4, 5e5):
             plain = inverse_frequencies(size, theta)
             for train_length in (32, 100, 512, 4096):
                 for length in (2, train_length - 1, train_length):
-                    found, factor = extended(plain, theta, train_length, length, config_of(name))
+                    free = config_of(name, pairs)
+                    found, factor = extended(plain, theta, train_length, length, free)
                     assert torch.equal(found, plain)
                     assert factor == 1.0
-                fixed = config_of(name, factor=1.0)
+                fixed = config_of(name, pairs, factor=1.0)
                 found, factor = extended(plain, theta, train_length, 4 * train_length, fixed)
                 assert torch.equal(found, plain)
                 assert factor == 1.0
@@ -225,14 +358,14 @@ def test_an_explicit_yarn_factor_leaves_the_training_length_alone() -> None:
     assert extended(plain, 1e4, 64, 65, options)[1] == 1.2
 
 
-@pytest.mark.parametrize("name", SCALING)
+@pytest.mark.parametrize("name", STRETCHING)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_scores_stay_relative_under_every_extension(
     name: str, layout: Layout, fraction: float
 ) -> None:
     rope = make_rope(layout=layout, fraction=fraction)
-    rope.extend(config_of(name))
+    rope.extend(config_of(name, pairs=round(8 * fraction)))
     torch.manual_seed(0)
     q, k = (torch.randn(1, 3, 256, 16, dtype=torch.float64) for _ in range(2))
     x = torch.zeros(1, 256, 48, dtype=torch.float64)
@@ -245,7 +378,7 @@ def test_scores_stay_relative_under_every_extension(
     torch.testing.assert_close(scores[0], scores[1], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", SCALING)
+@pytest.mark.parametrize("name", STRETCHING)
 def test_partial_rotary_uses_the_rotated_size(name: str) -> None:
     """A half-rotated head of 32 channels is stretched as a whole head of 16."""
     half, whole = make_rope(head_size=32, fraction=0.5), make_rope(head_size=16)
@@ -258,7 +391,7 @@ def test_partial_rotary_uses_the_rotated_size(name: str) -> None:
     assert differs(found, make_rope(head_size=32).frequencies(256, None)[0][:8])
 
 
-@pytest.mark.parametrize("name", SCALING)
+@pytest.mark.parametrize("name", STRETCHING)
 def test_every_extension_changes_something_beyond_the_training_length(name: str) -> None:
     rope = make_rope()
     plain, _ = rope.frequencies(256, None)
@@ -328,10 +461,51 @@ def test_yarn_range_comes_from_the_training_length() -> None:
     assert differs(extended(plain, 1e4, 2048, 2048, fixed)[0], short)
 
 
+@pytest.mark.parametrize("name", STRETCHING)
+def test_frequencies_depend_on_the_length_where_the_settings_say_so(name: str) -> None:
+    """What the evaluator asks before it reads several lengths off one pass."""
+    configs = [config_of(name)]
+    if name in SCALING:
+        configs.append(config_of(name, factor=4.0))
+    for config in configs:
+        rope = make_rope()
+        rope.extend(config)
+        short, long = rope.frequencies(100, None), rope.frequencies(256, None)
+        varies = not torch.equal(short[0], long[0]) or short[1] != long[1]
+        assert varies == config.by_length
+        assert rope.prefix_consistent == (not varies)
+    assert config_of(name).by_length == (name != "abf")
+
+
+# ---------------------------------------------------------------- other rotary encodings
+
+
+@pytest.mark.parametrize("encoding", ROTARY)
+@pytest.mark.parametrize("name", STRETCHING)
+def test_every_rotary_encoding_is_stretched_by_every_extension(encoding: str, name: str) -> None:
+    scheme = build(ENCODINGS[encoding](), Shape(2, 3, 16, 48, 64))
+    plain = scheme.describe(256)["inverse_frequencies"]
+    settings = {"theta": 1e6} if name == "abf" else {}  # not what rope_abf is trained with
+    scheme.extend(config_of(name, pairs=len(plain), **settings))
+    found = scheme.describe(256)["inverse_frequencies"]
+    turning = plain > 0
+    assert differs(found, plain)
+    assert (found <= plain).all()
+    assert (found[turning] > 0).all()
+    assert (found[~turning] == 0).all()  # what does not turn in p-RoPE does not begin to
+
+
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name not in ROTARY])
+def test_an_encoding_without_frequencies_refuses(encoding: str) -> None:
+    scheme = build(ENCODINGS[encoding](), Shape(2, 3, 16, 48, 64))
+    with pytest.raises(UnsupportedError, match=f"pi changes rotary frequencies; {encoding} has"):
+        scheme.extend(PiConfig())
+
+
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("name", SCALING)
+@pytest.mark.parametrize("name", STRETCHING)
 def test_an_extension_is_refused_where_nothing_is_rotated(name: str) -> None:
     unrotated: list[Encoding] = [
         build(RopeConfig(fraction=0.0), Shape(1, 2, 8, 16, 32)),
@@ -359,3 +533,33 @@ def test_yarn_is_refused_where_all_frequencies_are_one() -> None:
 def test_an_unknown_extension_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="no rotary rule"):
         make_rope().extend(ExtensionConfig(name="tomorrow"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AbfConfig(theta=1e4),
+        LongropeConfig(factors=[1.0] * 8),
+        Llama3Config(low_freq_factor=0.0, high_freq_factor=1e-9),
+        NtkByPartsConfig(beta_slow=1e-9, beta_fast=2e-9),
+    ],
+    ids=lambda config: config.name,
+)
+def test_an_option_that_changes_nothing_is_refused(config: ExtensionConfig) -> None:
+    rope = make_rope()
+    with pytest.raises(UnsupportedError, match="changes no frequency") as error:
+        rope.extend(config)
+    assert "trained at 64 tokens" in str(error.value)
+    assert "extension." in str(error.value)
+
+
+@pytest.mark.parametrize("name", SCALING)
+def test_a_factor_of_one_is_no_mistake(name: str) -> None:
+    rope = make_rope()
+    rope.extend(config_of(name, factor=1.0))
+    assert torch.equal(rope.frequencies(256, None)[0], make_rope().frequencies(256, None)[0])
+
+
+def test_longrope_is_refused_with_a_wrong_number_of_factors() -> None:
+    with pytest.raises(UnsupportedError, match=r"each of 8 pairs per head; .* has 3"):
+        make_rope().extend(LongropeConfig(factors=[1.0, 2.0, 3.0]))

@@ -22,6 +22,7 @@ from posbench.config import (
     InspectConfig,
     InspectSettings,
     ModelConfig,
+    RotaryConfig,
 )
 from posbench.encodings import Encoding, Hooks, Shape
 from posbench.errors import StorageError, UserError
@@ -43,6 +44,7 @@ CONTRACT = [
     "bias",
 ]
 SUBJECTS = [(name, "none") for name in ENCODINGS] + [("rope", name) for name in EXTENSIONS][1:]
+ROTARY = [name for name, kind in ENCODINGS.items() if kind.rotary]
 NORM = "rotation_keeps_norm"
 SCORE = "score_depends_on_distance_alone"
 PRODUCT = "embedding_dot_product_depends_on_distance_alone"
@@ -60,8 +62,11 @@ def asked(
     stretch: dict[str, Any] | None = None,
     **others: Any,
 ) -> InspectSettings:
+    chosen = ENCODINGS[encoding](**options or {})
+    if extension == "longrope" and isinstance(chosen, RotaryConfig):
+        stretch = {"factors": [1.5] * (chosen.rotated(head_size) // 2)}
     return InspectSettings(
-        encoding=ENCODINGS[encoding](**options or {}),
+        encoding=chosen,
         extension=EXTENSIONS[extension](**stretch or {}),
         model=ModelConfig(width=heads * head_size, heads=heads),
         context=context,
@@ -174,11 +179,13 @@ def test_the_object_has_the_promised_keys_first(
         "none": set(),
         "sinusoidal": set(),
         "learned": {"max_length"},
-        "rope": {"inverse_frequencies", "attention_factor"},
+        "xpos": {"inverse_frequencies", "attention_factor", "max_length"},
         "alibi": {"slopes", "bias"},
     }
-    assert applies == expected[encoding]
-    assert facts["parameters"] == (32 * 32 if encoding == "learned" else 0)
+    rotary = {"inverse_frequencies", "attention_factor"}
+    assert applies == expected.get(encoding, rotary if encoding in ROTARY else None)
+    trained = {"learned": 32 * 32, "pope": 4 * 4 * 8}
+    assert facts["parameters"] == trained.get(encoding, 0)
 
 
 def test_the_length_looked_at_is_the_training_length_unless_given() -> None:
@@ -218,7 +225,7 @@ def test_the_table_fits_a_terminal_and_states_each_check(
     assert said.count(" holds. ") == sum(
         check is not None and check["float64"]["holds"] for check in checks.values()
     )
-    assert ("need more than 32 tokens for a turn" in said) == (encoding == "rope")
+    assert ("need more than 32 tokens for a turn" in said) == (encoding in ROTARY)
     assert ("weight halves every" in said) == (encoding == "alibi")
 
 
@@ -258,12 +265,14 @@ def test_what_holds_of_each_encoding(encoding: str, extension: str, precision: s
     checks = inspect_encoding(asked(encoding, extension, length=100))["checks"]
     holds = {name: check and check[precision]["holds"] for name, check in checks.items()}
     absolute = encoding in ("sinusoidal", "learned")
+    moved = extension in ("rerope", "leaky_rerope", "self_extend")  # groups begin at 0; logn
     assert holds == {
-        NORM: True if encoding == "rope" else None,
-        SCORE: not absolute,
+        NORM: encoding not in ("xpos", "pope") if encoding in ROTARY else None,
+        SCORE: not absolute and not moved,
         PRODUCT: encoding == "sinusoidal" if absolute else None,
     }
-    assert checks[SCORE]["claimed"] == (encoding in ("rope", "alibi"))
+    assert checks[SCORE]["claimed"] == (encoding in (*ROTARY, "alibi") and not moved)
+    assert not checks[NORM] or checks[NORM]["claimed"] == holds[NORM]
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS)
@@ -273,7 +282,11 @@ def test_half_rotated_heads_and_texts_longer_than_are_checked(extension: str) ->
     )
     checks = inspect_encoding(settings)["checks"]
     assert checks[NORM]["positions"] == MOST_POSITIONS
-    assert all(checks[name][p]["holds"] for name in (NORM, SCORE) for p in ("float32", "float64"))
+    for name in (NORM, SCORE):
+        assert (
+            all(checks[name][p]["holds"] for p in ("float32", "float64"))
+            == (checks[name]["claimed"])
+        )
 
 
 class Faulty(Encoding):

@@ -6,13 +6,18 @@ from posbench.config import EncodingConfig
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Hooks, Shape
 from posbench.encodings.bias import Alibi
-from posbench.encodings.rotary import Rope
+from posbench.encodings.rotary import Pope, Rope, RopeP, Xpos
 
 CLASSES: dict[str, type[Encoding]] = {
     "none": Encoding,
     "sinusoidal": Sinusoidal,
     "learned": Learned,
     "rope": Rope,
+    "rope_partial": Rope,
+    "rope_p": RopeP,
+    "rope_abf": Rope,
+    "xpos": Xpos,
+    "pope": Pope,
     "alibi": Alibi,
 }
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from posbench.config import (
     ExtensionConfig,
     Layout,
     NoExtensionConfig,
-    RopeConfig,
-    rotary_size,
+    PairedConfig,
+    PhaseInit,
+    PopeConfig,
+    RegroupingConfig,
+    RopePConfig,
+    RotaryConfig,
+    SelfExtendConfig,
+    XposConfig,
 )
-from posbench.encodings.base import Encoding, Hooks, Shape, precise
-from posbench.encodings.extension import extended
+from posbench.encodings.base import Encoding, Generators, Hooks, Shape, precise
+from posbench.encodings.extension import extended, refuse_without_effect
+from posbench.encodings.regrouping import far_scores, logn, refuse_window
+from posbench.errors import UnsupportedError
 
 
 def inverse_frequencies(size: int, theta: float, device: torch.device | None = None) -> Tensor:
@@ -49,34 +59,54 @@ def _rotate_both(
     return rotate(q, cos, sin, layout), rotate(k, cos, sin, layout)
 
 
-class Rope(Encoding):
-    """Rotary position embedding (Su et al. 2021), stretched at evaluation by an extension."""
+class Rotary(Encoding):
+    """What turns queries and keys by frequencies, stretched at evaluation by an extension."""
 
-    config: RopeConfig
-    relative = True
+    config: RotaryConfig
 
-    def __init__(self, config: RopeConfig, shape: Shape) -> None:
+    def __init__(self, config: RotaryConfig, shape: Shape) -> None:
         super().__init__(config, shape)
-        self.size = rotary_size(config, shape.head_size)
+        self.size = config.rotated(shape.head_size)
         self.extension: ExtensionConfig = NoExtensionConfig()
 
     @property
     def prefix_consistent(self) -> bool:
-        # With a free factor the frequencies depend on the length of the whole text.
-        return getattr(self.extension, "factor", 1.0) is not None
+        return not self.extension.by_length
 
     def extend(self, extension: ExtensionConfig) -> None:
-        if self.size == 0:  # nothing is rotated, so there is nothing to stretch
+        plain, length = self.trained(None), self.shape.train_length
+        if not plain.any():  # nothing turns, so there is nothing to stretch
             return super().extend(extension)
-        plain = inverse_frequencies(self.size, self.config.theta)
-        length = self.shape.train_length
-        extended(plain, self.config.theta, length, length, extension)  # refuse now, not in a layer
+        if not self.config.takes(extension):
+            raise UnsupportedError(
+                f"{extension.name} needs scores that a rotation alone decides; those of "
+                f"{self.config.name} are not"
+            )
+        # Refuse now, not in a layer.
+        if isinstance(extension, RegroupingConfig):
+            refuse_window(length, extension)
+        else:
+            refuse_without_effect(plain, self.config.theta, length, extension)
         self.extension = extension
         return None
 
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        """Scores depend on i - j only, but for groups that begin at 0, and logn."""
+        extension = self.extension
+        if not isinstance(extension, RegroupingConfig):
+            return True
+        return not (extension.logn or isinstance(extension, SelfExtendConfig))
+
+    def trained(self, device: torch.device | None) -> Tensor:
+        """Inverse frequencies as trained, float64 [pairs]."""
+        return inverse_frequencies(self.size, self.config.theta, device)
+
     def frequencies(self, length: int, device: torch.device | None) -> tuple[Tensor, float]:
         """Inverse frequencies float64 [pairs] and factor on cos and sin, for a text of `length`."""
-        plain = inverse_frequencies(self.size, self.config.theta, device)
+        plain = self.trained(device)
+        if isinstance(self.extension, RegroupingConfig):  # changes positions, not frequencies
+            return plain, 1.0
         return extended(plain, self.config.theta, self.shape.train_length, length, self.extension)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -88,12 +118,137 @@ class Rope(Encoding):
         angles = torch.outer(positions.double(), inverse)
         return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
+    def describe(self, length: int) -> dict[str, Any]:
+        inverse, factor = self.frequencies(length, None)
+        return {"inverse_frequencies": inverse, "attention_factor": factor}
+
+
+class Rope(Rotary):
+    """Rotary position embedding (Su et al. 2021), of a whole head or its leading channels."""
+
+    config: PairedConfig
+
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
         if self.size == 0:
             return Hooks()
         cos, sin = self.angles(positions, precise(x.dtype))
-        return Hooks(rotate=partial(_rotate_both, cos=cos, sin=sin, layout=self.config.layout))
+        hooks = Hooks(rotate=partial(_rotate_both, cos=cos, sin=sin, layout=self.config.layout))
+        if isinstance(self.extension, RegroupingConfig):
+            return self._regrouped(hooks, positions, self.extension)
+        return hooks
 
-    def describe(self, length: int) -> dict[str, Any]:
-        inverse, factor = self.frequencies(length, None)
-        return {"inverse_frequencies": inverse, "attention_factor": factor}
+    def _regrouped(self, hooks: Hooks, positions: Tensor, extension: RegroupingConfig) -> Hooks:
+        inverse, length = self.trained(positions.device), self.shape.train_length
+
+        def turn(x: Tensor, by: Tensor) -> Tensor:
+            angles = torch.outer(by, inverse)
+            cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+            return rotate(x, cos, sin, self.config.layout)
+
+        scale = 1 / math.sqrt(self.shape.head_size)
+        rescore = far_scores(positions, length, extension, turn, scale)
+        temperature = logn(positions, length) if extension.logn else 1.0
+        return hooks._replace(rescore=rescore, temperature=temperature)
+
+
+def kept_pairs(pairs: int, share: float) -> int:
+    """Pairs that turn in p-RoPE: the whole part of share * pairs, as in public code."""
+    return math.floor(share * pairs + 1e-9)  # 0.29 * 100 is less than 29 in binary
+
+
+class RopeP(Rope):
+    """p-RoPE: RoPE's grid without its lowest frequencies (Barbero et al. 2024, section 6).
+
+    Share 0 is NoPE and share 1 is RoPE; unlike rope_partial, the pairs that turn keep the
+    frequencies they have in RoPE.
+    """
+
+    config: RopePConfig
+
+    def trained(self, device: torch.device | None) -> Tensor:
+        inverse = super().trained(device)
+        inverse[kept_pairs(len(inverse), self.config.share) :] = 0
+        return inverse
+
+
+def xpos_zeta(size: int, gamma: float, device: torch.device | None = None) -> Tensor:
+    """zeta_c = (2c/size + gamma) / (1 + gamma), float64 [size/2] (Sun et al. 2022, section 3.2)."""
+    steps = torch.arange(0, size, 2, device=device, dtype=torch.float64) / size
+    return (steps + gamma) / (1 + gamma)
+
+
+class Xpos(Rotary):
+    """xPos: RoPE with scores times zeta^((i-j)/B) in each pair (Sun et al. 2022).
+
+    Queries are multiplied by zeta^(p/B), keys by zeta^(-p/B), with p counted from the middle of the
+    text for both, which keeps either small. An extension stretches the rotation alone. The
+    paper's blockwise attention at evaluation is not part of this.
+    """
+
+    config: XposConfig
+    keeps_norm = False
+
+    @property
+    def max_length(self) -> int:
+        return self.config.longest(self.shape.train_length)
+
+    def scales(self, positions: Tensor) -> Tensor:
+        """Factor on queries, and one over that on keys, float64 [T, pairs]."""
+        centred = positions.double() - (positions[0] + positions[-1]).double() / 2
+        zeta = xpos_zeta(self.size, self.config.gamma, positions.device)
+        base = self.config.base_for(self.shape.train_length)
+        return zeta ** (centred / base).unsqueeze(-1)
+
+    def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
+        if len(positions) > self.max_length:
+            raise UnsupportedError(
+                f"xpos scales overflow float32 beyond {self.max_length} tokens; "
+                f"{len(positions)} positions requested"
+            )
+        dtype, layout = precise(x.dtype), self.config.layout
+        cos, sin = self.angles(positions, torch.float64)
+        scale = self.scales(positions)
+        for_q, for_k = (
+            ((cos * factor).to(dtype), (sin * factor).to(dtype)) for factor in (scale, 1 / scale)
+        )
+
+        def both(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            return rotate(q, *for_q, layout), rotate(k, *for_k, layout)
+
+        return Hooks(rotate=both)
+
+
+def polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Points [..., T, 2D] of magnitude softplus(x) at the angles behind cos and sin [..., T, D]."""
+    magnitude = F.softplus(x.to(cos.dtype))
+    return torch.cat((magnitude * cos, magnitude * sin), dim=-1).to(x.dtype)
+
+
+class Pope(Rotary):
+    """PoPE: score = sum over channels of |q| |k| cos((i-j) f - phase) (Gopalakrishnan et al. 2025).
+
+    Magnitudes are softplus(q) and softplus(k); each of D channels has a frequency of its own,
+    theta^(-c/D), and each head and layer a learned phase per channel, held within [-2 pi, 0].
+    """
+
+    config: PopeConfig
+    keeps_norm = False
+
+    def __init__(self, config: PopeConfig, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.phases = nn.Parameter(torch.empty(shape.layers, shape.heads, shape.head_size))
+
+    def initialise(self, generators: Generators) -> None:
+        low = -2 * math.pi if self.config.phase_init is PhaseInit.uniform else 0.0
+        nn.init.uniform_(self.phases, low, 0.0, generator=generators("phases"))
+
+    def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
+        cos, sin = self.angles(positions, precise(x.dtype))
+        phases = self.phases[layer].to(cos.dtype).clamp(-2 * math.pi, 0).unsqueeze(-2)
+        turn, tilt = phases.cos(), phases.sin()
+
+        def both(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            shifted = (cos * turn - sin * tilt, sin * turn + cos * tilt)
+            return polar(q, cos, sin), polar(k, *shifted)
+
+        return Hooks(rotate=both)

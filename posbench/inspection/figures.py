@@ -82,7 +82,8 @@ def _drawers(subject: Subject) -> list[panels.Drawer]:
             trained,
             here["inverse_frequencies"] if subject.extended else None,
             here["attention_factor"],
-            subject.settings.model.head_size,
+            # Scores of equal vectors follow from the angles alone only where norms are kept.
+            subject.settings.model.head_size if subject.encoding.keeps_norm else None,
         )
     if hooks.distance_bias is not None:
         distances = torch.arange(positions, dtype=torch.float64)

@@ -22,9 +22,12 @@ from posbench.inspection.panels import (
 
 
 def rotary(
-    view: View, trained: Tensor, extended: Tensor | None, factor: float, head_size: int
+    view: View, trained: Tensor, extended: Tensor | None, factor: float, head_size: int | None
 ) -> list[Drawer]:
-    """Wavelengths, angles and decay of a rotation; with an extension, what it changes."""
+    """Wavelengths, angles and decay of a rotation; with an extension, what it changes.
+
+    No `head_size`, no decay.
+    """
 
     def wavelengths(axes: Axes) -> None:
         _wavelengths(axes, view, trained, extended)
@@ -33,10 +36,12 @@ def rotary(
         _angles(axes, view, trained, "as trained" if extended is not None else "")
 
     def decay(axes: Axes) -> None:
+        assert head_size is not None
         _decay(axes, view, trained, extended, factor, head_size)
 
+    last: list[Drawer] = [] if head_size is None else [decay]
     if extended is None:
-        return [wavelengths, angles, decay]
+        return [wavelengths, angles, *last]
     changed = extended
 
     def angles_after(axes: Axes) -> None:
@@ -45,7 +50,7 @@ def rotary(
     def stretch(axes: Axes) -> None:
         _stretch(axes, view, trained, changed, factor)
 
-    return [wavelengths, stretch, angles, angles_after, decay]
+    return [wavelengths, stretch, angles, angles_after, *last]
 
 
 def _wavelengths(axes: Axes, view: View, trained: Tensor, extended: Tensor | None) -> None:

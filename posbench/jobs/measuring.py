@@ -97,10 +97,11 @@ def _fits_none(settings: EvalSettings, candidates: list[Candidate]) -> str:
             f"eval.beyond={beyond} applies to none of the runs (encoding {', '.join(names)}"
             f"{beside}). It applies to encoding=learned."
         )
+    reasons = "; ".join(sorted({each.refused for each in candidates if each.refused}))
     card = next(card for card in EXTENSION_CARDS if card.id == extension.name)
     return (
         f"extension={extension.name} applies to none of the runs (encoding "
-        f"{', '.join(names)}). It applies to encoding={card.applies_to}."
+        f"{', '.join(names)}): {reasons}. It applies to encoding={card.applies_to}."
     )
 
 

@@ -176,9 +176,24 @@ def test_the_object_has_the_promised_keys_first(
         "learned": {"max_length"},
         "rope": {"inverse_frequencies", "attention_factor"},
         "alibi": {"slopes", "bias"},
+        "alibi_learned": {"slopes", "bias"},
+        "fire": set(),
+        "shaw": set(),
+        "txl": set(),
     }
-    assert applies == expected[encoding]
-    assert facts["parameters"] == (32 * 32 if encoding == "learned" else 0)
+    assert applies == expected.get(encoding, {"bias"})
+    trained = {
+        "learned": 32 * 32,
+        "alibi_learned": 4,
+        "t5": 32 * 4,
+        "kerple_log": 2 * 4,
+        "kerple_power": 2 * 4,
+        "dpb": 3 * 32 + 32 * 32 + 32 * 4,
+        "fire": 4 * (2 * 32 + 32 * 4 + 2),
+        "shaw": 4 * 17 * 8,
+        "txl": 4 * (32 * 32 + 2 * 32),
+    }
+    assert facts["parameters"] == trained.get(encoding, 0)
 
 
 def test_the_length_looked_at_is_the_training_length_unless_given() -> None:
@@ -219,7 +234,7 @@ def test_the_table_fits_a_terminal_and_states_each_check(
         check is not None and check["float64"]["holds"] for check in checks.values()
     )
     assert ("need more than 32 tokens for a turn" in said) == (encoding == "rope")
-    assert ("weight halves every" in said) == (encoding == "alibi")
+    assert ("weight halves every" in said) == (encoding in ("alibi", "alibi_learned"))
 
 
 # ---------------------------------------------------------------- bad input
@@ -259,11 +274,12 @@ def test_what_holds_of_each_encoding(encoding: str, extension: str, precision: s
     holds = {name: check and check[precision]["holds"] for name, check in checks.items()}
     absolute = encoding in ("sinusoidal", "learned")
     assert holds == {
-        NORM: True if encoding == "rope" else None,
-        SCORE: not absolute,
+        NORM: {"rope": True, "txl": False}.get(encoding),
+        SCORE: not absolute and encoding != "fire",
         PRODUCT: encoding == "sinusoidal" if absolute else None,
     }
-    assert checks[SCORE]["claimed"] == (encoding in ("rope", "alibi"))
+    assert checks[SCORE]["claimed"] == (holds[SCORE] and encoding != "none")
+    assert not checks[NORM] or checks[NORM]["claimed"] == holds[NORM]
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS)

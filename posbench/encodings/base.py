@@ -79,6 +79,7 @@ class Encoding(nn.Module):
     """
 
     relative: ClassVar[bool] = False  # scores depend on i - j only
+    keeps_norm: ClassVar[bool] = True  # `rotate` multiplies no vector but by an extension's factor
 
     def __init__(self, config: EncodingConfig, shape: Shape) -> None:
         super().__init__()

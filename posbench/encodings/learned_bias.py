@@ -41,6 +41,7 @@ class AlibiLearned(ByDistance):
         super().__init__(config, shape)
         self.halvings = copies((shape.heads,), 1 if config.share_layers else shape.layers)
 
+    @torch.no_grad()
     def initialise(self, generators: Generators) -> None:
         for halvings in self.halvings:
             halvings.copy_(alibi_halvings(self.shape.heads))
@@ -130,6 +131,7 @@ class KerpleLog(ByDistance):
         self.p = copies((shape.heads,), count)
         self.a = copies((shape.heads,), count)
 
+    @torch.no_grad()
     def initialise(self, generators: Generators) -> None:
         for name, parameters, most in (("p", self.p, 2.0), ("a", self.a, 1.0)):
             for number, values in enumerate(parameters):
@@ -152,6 +154,7 @@ class KerplePower(ByDistance):
         self.p = copies((shape.heads,), count)
         self.a = copies((shape.heads,), count)
 
+    @torch.no_grad()
     def initialise(self, generators: Generators) -> None:
         for number, values in enumerate(self.p):  # away from both ends, where a sigmoid is flat
             nn.init.uniform_(values, LEAST, 2 - LEAST, generator=generators(f"p.{number}"))

@@ -50,6 +50,7 @@ class Fire(Encoding):
         """Initial threshold in tokens: the paper's 512 of a training length of 2048, re-based."""
         return self.config.threshold or max(1.0, self.shape.train_length / 4)
 
+    @torch.no_grad()
     def initialise(self, generators: Generators) -> None:
         for number, (into, bias) in enumerate(zip(self.into, self.into_bias, strict=True)):
             self.c[number].fill_(self.config.c)
@@ -131,6 +132,7 @@ class Txl(Encoding):
 
     config: TxlConfig
     relative = True
+    keeps_norm = False
 
     def __init__(self, config: TxlConfig, shape: Shape) -> None:
         super().__init__(config, shape)

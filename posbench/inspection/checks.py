@@ -58,7 +58,7 @@ def run_checks(
     if hooks.rotate is not None:
         checks["rotation_keeps_norm"] = _check(
             positions,
-            True,
+            encoding.keeps_norm,
             lambda dtype: _norm_change(encoding, positions, factor, seed, dtype),
             lambda eps: 8 * eps,
         )

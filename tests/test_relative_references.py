@@ -353,6 +353,15 @@ def test_fire_is_the_formula_written_out(config: FireConfig) -> None:
                 assert found[head, row, column].item() == pytest.approx(expected, rel=1e-9)
 
 
+@torch.no_grad()
+def test_fire_says_the_same_score_by_score_as_on_a_grid() -> None:
+    """FlexAttention calls the rule with single indices; the dense path with whole axes of them."""
+    q, k, v = random_heads(9)
+    hooks = make(FireConfig(width=4)).hooks(torch.zeros(2, 9, 12).double(), torch.arange(9), 0)
+    flex = attend(q.float(), k.float(), v.float(), hooks, Kernel.flex)
+    torch.testing.assert_close(flex.double(), attend(q, k, v, hooks), rtol=1e-5, atol=1e-5)
+
+
 def test_fire_starts_with_no_unit_dead() -> None:
     fire = make(FireConfig(width=500))
     weights = {n.split(".")[0]: p for n, p in fire.named_parameters() if n.endswith(".0")}

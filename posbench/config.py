@@ -69,6 +69,13 @@ class PhaseInit(StrEnum):
     uniform = "uniform"
 
 
+class DistanceScale(StrEnum):
+    """How a distance r enters a network: log(1 + r), or r over the training length."""
+
+    log = "log"
+    linear = "linear"
+
+
 class Norm(StrEnum):
     layernorm = "layernorm"
     rmsnorm = "rmsnorm"
@@ -250,6 +257,102 @@ class AlibiConfig(EncodingConfig):
     """A bias that falls linearly with distance, one slope per head (Press et al. 2022)."""
 
     name: str = setting("alibi", "id of the scheme")
+    free_heads: int = setting(0, "last heads that get no bias; the others share the slopes", low=0)
+
+
+_SHARE = "one set of parameters for all layers, instead of one for each"
+
+
+@dataclass
+class AlibiLearnedConfig(EncodingConfig):
+    """ALiBi whose slopes are trained, from ALiBi's own, and stay positive."""
+
+    name: str = setting("alibi_learned", "id of the scheme")
+    share_layers: bool = setting(True, _SHARE)
+
+
+@dataclass
+class T5Config(EncodingConfig):
+    """A trained bias per head and bucket of distances (Raffel et al. 2020)."""
+
+    name: str = setting("t5", "id of the scheme")
+    buckets: int = setting(32, "buckets of distances, an even number; half hold one distance", 2)
+    max_distance: int | None = setting(
+        None, "distance where the last bucket is full; null: the training length, all trained", 2
+    )
+    scale: float | None = setting(
+        None, "factor on the table; null: sqrt(head size), as GPT-NeoX has it", low=0.0
+    )
+    share_layers: bool = setting(True, _SHARE)
+
+
+@dataclass
+class KerpleLogConfig(EncodingConfig):
+    """A bias that falls with the logarithm of the distance, trained per head (Chi et al. 2022)."""
+
+    name: str = setting("kerple_log", "id of the scheme")
+    share_layers: bool = setting(True, _SHARE)
+
+
+@dataclass
+class KerplePowerConfig(EncodingConfig):
+    """A bias that falls with a power of the distance, trained per head (Chi et al. 2022)."""
+
+    name: str = setting("kerple_power", "id of the scheme")
+    share_layers: bool = setting(True, _SHARE)
+
+
+@dataclass
+class SandwichConfig(EncodingConfig):
+    """The product of two sinusoidal embeddings as a bias, per head (Chi et al. 2023)."""
+
+    name: str = setting("sandwich", "id of the scheme")
+    dimension: int = setting(128, "channels of the sinusoids, an even number", low=2)
+    base: float = setting(10_000.0, "base of the geometric series of wavelengths", low=1.0)
+
+
+@dataclass
+class DpbConfig(EncodingConfig):
+    """Dynamic position bias: a small network from the distance to a bias (Wang et al. 2022)."""
+
+    name: str = setting("dpb", "id of the scheme")
+    width: int = setting(32, "channels of its two hidden layers", low=1)
+    distance: DistanceScale = setting(
+        DistanceScale.log, "how the distance r enters: log(1 + r), or r / training length"
+    )
+    share_layers: bool = setting(True, _SHARE)
+
+
+@dataclass
+class FireConfig(EncodingConfig):
+    """A small network of log distance over log query position (Li et al. 2024)."""
+
+    name: str = setting("fire", "id of the scheme")
+    width: int = setting(32, "channels of its hidden layer", low=1)
+    c: float = setting(0.1, "initial factor on a distance inside the logarithm", low=1e-6)
+    threshold: float | None = setting(
+        None,
+        "initial position below which all queries count as this one; null: a quarter of the "
+        "training length, the paper's 512 of 2048",
+        low=1.0,
+    )
+    share_layers: bool = setting(False, _SHARE)
+
+
+@dataclass
+class ShawConfig(EncodingConfig):
+    """A trained vector per clipped distance, added to the keys (Shaw et al. 2018)."""
+
+    name: str = setting("shaw", "id of the scheme")
+    clip: int = setting(16, "distances beyond this one share its vector", low=1)
+
+
+@dataclass
+class TxlConfig(EncodingConfig):
+    """Transformer-XL: content and position scores of sinusoids of the distance (Dai et al. 2019)"""
+
+    name: str = setting("txl", "id of the scheme")
+    base: float = setting(10_000.0, "base of the geometric series of wavelengths", low=1.0)
 
 
 # ---------------------------------------------------------------- extensions at evaluation
@@ -620,6 +723,15 @@ ENCODINGS: dict[str, type[EncodingConfig]] = {
     "xpos": XposConfig,
     "pope": PopeConfig,
     "alibi": AlibiConfig,
+    "alibi_learned": AlibiLearnedConfig,
+    "t5": T5Config,
+    "kerple_log": KerpleLogConfig,
+    "kerple_power": KerplePowerConfig,
+    "sandwich": SandwichConfig,
+    "dpb": DpbConfig,
+    "fire": FireConfig,
+    "shaw": ShawConfig,
+    "txl": TxlConfig,
 }
 EXTENSIONS: dict[str, type[ExtensionConfig]] = {
     "none": NoExtensionConfig,

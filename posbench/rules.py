@@ -7,6 +7,8 @@ from typing import Any
 
 from posbench.config import (
     ENCODINGS,
+    AlibiConfig,
+    EncodingConfig,
     EvalSettings,
     ExtensionConfig,
     InspectSettings,
@@ -16,8 +18,10 @@ from posbench.config import (
     NtkByPartsConfig,
     RopeConfig,
     RotaryConfig,
+    SandwichConfig,
     Schedule,
     Settings,
+    T5Config,
     TextConfig,
     TrainSettings,
     XposConfig,
@@ -114,6 +118,7 @@ def _check_shape(settings: TrainSettings | InspectSettings) -> None:
         _check_rotary(settings.encoding, model)
     if isinstance(settings.encoding, XposConfig):
         _check_xpos(settings.encoding, settings.context)
+    _check_bias(settings.encoding, model)
 
 
 def _check_rotary(encoding: RotaryConfig, model: ModelConfig) -> None:
@@ -138,6 +143,32 @@ def _check_xpos(encoding: XposConfig, context: int) -> None:
             f"encoding.scale_base={encoding.scale_base} is too small for context={context}: with "
             f"encoding.gamma={encoding.gamma} the scales of xpos overflow beyond {longest} tokens."
         )
+
+
+def _check_bias(encoding: EncodingConfig, model: ModelConfig) -> None:
+    match encoding:
+        case AlibiConfig(free_heads=free) if free > model.heads:
+            raise UserError(
+                f"encoding.free_heads={free} is more than there are heads; "
+                f"the most is model.heads={model.heads}."
+            )
+        case T5Config(buckets=buckets) if buckets % 2:
+            raise UserError(
+                f"encoding.buckets={buckets} must be even: half of the buckets hold one distance "
+                f"each. Try encoding.buckets={buckets + 1}."
+            )
+        case T5Config(buckets=buckets, max_distance=int(reach)) if reach <= buckets // 2:
+            raise UserError(
+                f"encoding.max_distance={reach} leaves nothing for the upper half of the buckets; "
+                f"with encoding.buckets={buckets} it must be greater than {buckets // 2}."
+            )
+        case T5Config(scale=scale) if scale == 0:
+            raise UserError("encoding.scale=0.0 leaves no bias; it must be greater than 0.")
+        case SandwichConfig(dimension=dimension) if dimension % 2:
+            raise UserError(
+                f"encoding.dimension={dimension} must be even: sines and cosines come in pairs. "
+                f"Try encoding.dimension={dimension + 1}."
+            )
 
 
 def _check_training(settings: TrainSettings) -> None:

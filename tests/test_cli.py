@@ -328,8 +328,8 @@ def test_model_list_counts_block_weights_as_the_model_does(
 
 COMPLETIONS = [
     ("posbench tr", ["train"]),
-    ("posbench train encoding=a", ["encoding=alibi"]),
-    ("posbench train encoding=rope,al", ["encoding=rope,alibi"]),
+    ("posbench train encoding=sin", ["encoding=sinusoidal"]),
+    ("posbench train encoding=rope,sin", ["encoding=rope,sinusoidal"]),
     ("posbench train enc", ["encoding=", "encoding."]),
     ("posbench train encoding=rope encoding.", ["encoding.theta=", "encoding.layout=",
                                                 "encoding.fraction="]),
@@ -390,7 +390,7 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
     ("line", "expected"),
     [
         ("posbench tr", ["train"]),
-        ("posbench train encoding=a", ["alibi"]),  # bash ends a word at =
+        ("posbench train encoding=sin", ["sinusoidal"]),  # bash ends a word at =
         ("posbench train --config-dir x encoding=rope encoding.th", ["encoding.theta="]),
     ],
 )

@@ -181,10 +181,25 @@ def test_the_object_has_the_promised_keys_first(
         "learned": {"max_length"},
         "xpos": {"inverse_frequencies", "attention_factor", "max_length"},
         "alibi": {"slopes", "bias"},
+        "alibi_learned": {"slopes", "bias"},
+        "fire": set(),
+        "shaw": set(),
+        "txl": set(),
     }
     rotary = {"inverse_frequencies", "attention_factor"}
-    assert applies == expected.get(encoding, rotary if encoding in ROTARY else None)
-    trained = {"learned": 32 * 32, "pope": 4 * 4 * 8}
+    assert applies == expected.get(encoding, rotary if encoding in ROTARY else {"bias"})
+    trained = {
+        "learned": 32 * 32,
+        "pope": 4 * 4 * 8,
+        "alibi_learned": 4,
+        "t5": 32 * 4,
+        "kerple_log": 2 * 4,
+        "kerple_power": 2 * 4,
+        "dpb": 3 * 32 + 32 * 32 + 32 * 4,
+        "fire": 4 * (2 * 32 + 32 * 4 + 2),
+        "shaw": 4 * 17 * 8,
+        "txl": 4 * (32 * 32 + 2 * 32),
+    }
     assert facts["parameters"] == trained.get(encoding, 0)
 
 
@@ -226,7 +241,7 @@ def test_the_table_fits_a_terminal_and_states_each_check(
         check is not None and check["float64"]["holds"] for check in checks.values()
     )
     assert ("need more than 32 tokens for a turn" in said) == (encoding in ROTARY)
-    assert ("weight halves every" in said) == (encoding == "alibi")
+    assert ("weight halves every" in said) == (encoding in ("alibi", "alibi_learned"))
 
 
 # ---------------------------------------------------------------- bad input
@@ -265,13 +280,14 @@ def test_what_holds_of_each_encoding(encoding: str, extension: str, precision: s
     checks = inspect_encoding(asked(encoding, extension, length=100))["checks"]
     holds = {name: check and check[precision]["holds"] for name, check in checks.items()}
     absolute = encoding in ("sinusoidal", "learned")
+    norm = False if encoding == "txl" else None
     moved = extension in ("rerope", "leaky_rerope", "self_extend")  # groups begin at 0; logn
     assert holds == {
-        NORM: encoding not in ("xpos", "pope") if encoding in ROTARY else None,
-        SCORE: not absolute and not moved,
+        NORM: encoding not in ("xpos", "pope") if encoding in ROTARY else norm,
+        SCORE: not absolute and encoding != "fire" and not moved,
         PRODUCT: encoding == "sinusoidal" if absolute else None,
     }
-    assert checks[SCORE]["claimed"] == (encoding in (*ROTARY, "alibi") and not moved)
+    assert checks[SCORE]["claimed"] == (holds[SCORE] and encoding != "none")
     assert not checks[NORM] or checks[NORM]["claimed"] == holds[NORM]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from posbench.config import EncodingConfig
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Hooks, Shape
-from posbench.encodings.bias import Alibi
+from posbench.encodings.bias import Alibi, Sandwich
+from posbench.encodings.learned_bias import T5, AlibiLearned, Dpb, KerpleLog, KerplePower
+from posbench.encodings.relative import Fire, Shaw, Txl
 from posbench.encodings.rotary import Pope, Rope, RopeP, Xpos
 
 CLASSES: dict[str, type[Encoding]] = {
@@ -19,6 +21,15 @@ CLASSES: dict[str, type[Encoding]] = {
     "xpos": Xpos,
     "pope": Pope,
     "alibi": Alibi,
+    "alibi_learned": AlibiLearned,
+    "t5": T5,
+    "kerple_log": KerpleLog,
+    "kerple_power": KerplePower,
+    "sandwich": Sandwich,
+    "dpb": Dpb,
+    "fire": Fire,
+    "shaw": Shaw,
+    "txl": Txl,
 }
 
 

@@ -305,6 +305,15 @@ def test_dape_with_a_silent_network_is_its_base(kernel: int) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("config", [DapeConfig(), DapeV2Config()], ids=["v1", "v2"])
+def test_dape_in_chunks_of_rows_is_the_same(config: DapeConfig, monkeypatch: Any) -> None:
+    encoding = made(config)
+    whole = attended(encoding)
+    monkeypatch.setattr("posbench.encodings.rescoring.INNER_PER_CHUNK", 3 * B * 32 * T)
+    torch.testing.assert_close(attended(encoding), whole, **CLOSE)
+
+
+@torch.no_grad()
 def test_dape_starts_from_kernels_as_large_as_kerples() -> None:
     encoding = build(DapeConfig(), SHAPE._replace(layers=50))
     encoding.initialise(lambda name: torch.Generator().manual_seed(len(name)))

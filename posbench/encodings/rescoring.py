@@ -69,6 +69,9 @@ class Cope(Encoding):
 # ---------------------------------------------------------------- DAPE
 
 
+INNER_PER_CHUNK = 1 << 22  # values of the hidden layer computed at once
+
+
 def kerple_log(p: Tensor, a: Tensor, distances: Tensor) -> Tensor:
     """KERPLE's logarithmic kernel -p ln(1 + a r), p and a [H], distances [R, S]: [H, R, S]."""
     return -p.view(-1, 1, 1) * torch.log1p(a.view(-1, 1, 1) * distances)
@@ -123,6 +126,13 @@ class Dape(Encoding):
     def _rescore(
         self, scores: Tensor, q: Tensor, k: Tensor, rows: Tensor, positions: Tensor, layer: int
     ) -> Tensor:
+        batch, _, _, keys = scores.shape
+        step = max(1, INNER_PER_CHUNK // (batch * self.config.hidden * keys))
+        parts = zip(scores.split(step, dim=2), rows.split(step), strict=True)
+        return torch.cat([self.adapt(*part, positions, layer) for part in parts], dim=2)
+
+    def adapt(self, scores: Tensor, rows: Tensor, positions: Tensor, layer: int) -> Tensor:
+        """Scores [B, H, R, S] of queries `rows` [R] with what bias and network add."""
         keys = scores.shape[-1]
         distances = (positions[rows].unsqueeze(-1) - positions[:keys]).clamp(min=0)
         bias = self.base(distances.to(scores.dtype), layer).expand_as(scores)

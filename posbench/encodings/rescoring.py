@@ -128,7 +128,7 @@ class Dape(Encoding):
     ) -> Tensor:
         batch, _, _, keys = scores.shape
         step = max(1, INNER_PER_CHUNK // (batch * self.config.hidden * keys))
-        parts = zip(scores.split(step, dim=2), rows.split(step), strict=True)
+        parts = zip(torch.split(scores, step, dim=2), torch.split(rows, step), strict=True)
         return torch.cat([self.adapt(*part, positions, layer) for part in parts], dim=2)
 
     def adapt(self, scores: Tensor, rows: Tensor, positions: Tensor, layer: int) -> Tensor:

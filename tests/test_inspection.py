@@ -181,7 +181,7 @@ def test_the_object_has_the_promised_keys_first(
         "fire": set(),
         "shaw": set(),
         "txl": set(),
-    } | dict.fromkeys(CONTENT, set())
+    } | {key: set() for key in CONTENT}
     assert applies == expected.get(encoding, {"bias"})
     trained = {
         "learned": 32 * 32,

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from posbench.config import CopeConfig, DapeBase, DapeConfig
 from posbench.encodings.base import Encoding, Generators, Hooks, Shape
-from posbench.encodings.bias import alibi_slopes
+from posbench.encodings.bias import alibi_slopes, per_head
 from posbench.encodings.gates import future
+from posbench.encodings.learned_bias import kerple_log
 
 # ---------------------------------------------------------------- CoPE
 
@@ -72,11 +73,6 @@ class Cope(Encoding):
 INNER_PER_CHUNK = 1 << 22  # values of the hidden layer computed at once
 
 
-def kerple_log(p: Tensor, a: Tensor, distances: Tensor) -> Tensor:
-    """KERPLE's logarithmic kernel -p ln(1 + a r), p and a [H], distances [R, S]: [H, R, S]."""
-    return -p.view(-1, 1, 1) * torch.log1p(a.view(-1, 1, 1) * distances)
-
-
 class Dape(Encoding):
     """DAPE: a small network over all heads reads score and bias of a pair, and adds to them.
 
@@ -116,9 +112,9 @@ class Dape(Encoding):
         """The bias [H, R, S] that the network reads and adds to, of `distances` [R, S]."""
         if self.kernels is None:
             slopes = alibi_slopes(self.shape.heads, distances.device).to(distances.dtype)
-            return -slopes.view(-1, 1, 1) * distances
+            return -per_head(slopes, distances) * distances
         p, a = self.kernels[layer].to(distances.dtype).exp()
-        return kerple_log(p, a, distances)
+        return kerple_log(distances, p, a)
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
         return Hooks(rescore=partial(self._rescore, positions=positions, layer=layer))

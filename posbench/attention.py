@@ -62,13 +62,13 @@ def choose(hooks: Hooks, device: str, head_size: int) -> Kernel:
 def attend(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, kernel: Kernel | None = None) -> Tensor:
     """Causal attention [B, H, T, D] under `hooks`; `kernel` overrides the choice, for tests."""
     kernel = kernel or choose(hooks, q.device.type, v.shape[-1])
-    if hooks.attend is not None:
-        return hooks.attend(q, k, v)
-    q, k, scale = _placed(q, k, hooks)
-    q, k = q.to(v.dtype), k.to(v.dtype)
     # Autocast would round biases, and the positions behind them, to eight bits (257 becomes 256),
     # and copy the strided table to its full T x T.
     with torch.autocast(q.device.type, enabled=False):
+        if hooks.attend is not None:
+            return hooks.attend(q, k, v)
+        q, k, scale = _placed(q, k, hooks)
+        q, k = q.to(v.dtype), k.to(v.dtype)
         return _KERNELS[kernel](q, k, v, hooks, scale)
 
 
@@ -146,7 +146,9 @@ def _scores(q: Tensor, k: Tensor, hooks: Hooks, scale: float, start: int) -> Ten
         distances = (i - j).clamp(min=0)[0, 0].to(scores.dtype)
         scores = scores + hooks.distance_bias(distances)
     if hooks.key_bias is not None:
-        scores = scores + hooks.key_bias[:, :, None, : k.shape[2]]
+        # Counted from each query's own: a sum over a long text is far larger than its differences.
+        own = hooks.key_bias[:, :, start : start + rows, None]
+        scores = scores + (hooks.key_bias[:, :, None, : k.shape[2]] - own).to(scores.dtype)
     if hooks.score_mod is not None:
         scores = hooks.score_mod(scores, b, h, i, j)
     if hooks.rescore is not None:
@@ -172,6 +174,8 @@ def _flex_score_mod(hooks: Hooks, length: int, q: Tensor) -> Callable[..., Tenso
         return None
     table = _table(hooks.distance_bias, length, q)
     key_bias, inner = hooks.key_bias, hooks.score_mod
+    if key_bias is not None:
+        key_bias = key_bias.to(precise(q.dtype))
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if table is not None:

@@ -76,6 +76,13 @@ class DistanceScale(StrEnum):
     linear = "linear"
 
 
+class DapeBase(StrEnum):
+    """The bias by distance that DAPE reads and adds to."""
+
+    kerple_log = "kerple_log"
+    alibi = "alibi"
+
+
 class Norm(StrEnum):
     layernorm = "layernorm"
     rmsnorm = "rmsnorm"
@@ -353,6 +360,78 @@ class TxlConfig(EncodingConfig):
 
     name: str = setting("txl", "id of the scheme")
     base: float = setting(10_000.0, "base of the geometric series of wavelengths", low=1.0)
+
+
+@dataclass
+class FoxConfig(EncodingConfig):
+    """Forgetting attention: each token may fade all before it (Lin et al. 2025)."""
+
+    name: str = setting("fox", "id of the scheme")
+    gate_bias: float = setting(
+        0.0, "initial gate constant b: a token keeps sigmoid(b) of the past; 0 is the paper's"
+    )
+
+
+@dataclass
+class CableConfig(FoxConfig):
+    """CABLE: context-aware biases; FoX with the sign of its gates turned (Veisi et al. 2025)."""
+
+    name: str = setting("cable", "id of the scheme")
+    gate_bias: float = setting(
+        0.0, "initial gate constant b: a token keeps sigmoid(-b) of the past; 0 is the paper's"
+    )
+
+
+@dataclass
+class GrapeConfig(EncodingConfig):
+    """GRAPE-AP: a bias summed along the path, from how alike its tokens are (Zhang et al. 2025)."""
+
+    name: str = setting("grape_ap", "id of the scheme")
+    size: int = setting(8, "channels of the projection for each head, an even number", low=2)
+
+
+@dataclass
+class CopeConfig(EncodingConfig):
+    """Contextual positions: count only the tokens that gates let count (Golovneva et al. 2024)."""
+
+    name: str = setting("cope", "id of the scheme")
+    steps: int = setting(
+        16, "positions with a vector, the last for all beyond; the paper's 64 is for 1024", low=2
+    )
+
+
+@dataclass
+class DapeConfig(EncodingConfig):
+    """DAPE: a small network over the heads adapts the bias to the scores (Zheng et al. 2024)."""
+
+    name: str = setting("dape", "id of the scheme")
+    base: DapeBase = setting(DapeBase.kerple_log, "bias by distance that is adapted")
+    hidden: int = setting(32, "width of the network", low=1)
+    kernel: int = setting(1, "neighbouring keys read at once, an odd number", low=1)
+
+
+@dataclass
+class DapeV2Config(DapeConfig):
+    """DAPE v2: as DAPE, convolving over neighbouring keys (Zheng et al. 2024)."""
+
+    name: str = setting("dape_v2", "id of the scheme")
+    kernel: int = setting(3, "neighbouring keys read at once, an odd number", low=1)
+
+
+@dataclass
+class StickbreakConfig(EncodingConfig):
+    """Stick-breaking attention: nearer keys take their share first (Tan et al. 2025)."""
+
+    name: str = setting("stickbreak", "id of the scheme")
+    remainder: bool = setting(False, "give what no key took to the token's own value")
+
+
+@dataclass
+class PathConfig(EncodingConfig):
+    """PaTH: accumulated reflections between key and query, chosen by content (Yang et al. 2025)."""
+
+    name: str = setting("path", "id of the scheme")
+    rank: int = setting(32, "rank of the projection that the directions come from", low=1)
 
 
 # ---------------------------------------------------------------- extensions at evaluation
@@ -732,6 +811,14 @@ ENCODINGS: dict[str, type[EncodingConfig]] = {
     "fire": FireConfig,
     "shaw": ShawConfig,
     "txl": TxlConfig,
+    "fox": FoxConfig,
+    "cable": CableConfig,
+    "grape_ap": GrapeConfig,
+    "cope": CopeConfig,
+    "dape": DapeConfig,
+    "dape_v2": DapeV2Config,
+    "stickbreak": StickbreakConfig,
+    "path": PathConfig,
 }
 EXTENSIONS: dict[str, type[ExtensionConfig]] = {
     "none": NoExtensionConfig,

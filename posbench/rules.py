@@ -8,9 +8,11 @@ from typing import Any
 from posbench.config import (
     ENCODINGS,
     AlibiConfig,
+    DapeConfig,
     EncodingConfig,
     EvalSettings,
     ExtensionConfig,
+    GrapeConfig,
     InspectSettings,
     Llama3Config,
     LongropeConfig,
@@ -119,6 +121,14 @@ def _check_shape(settings: TrainSettings | InspectSettings) -> None:
     if isinstance(settings.encoding, XposConfig):
         _check_xpos(settings.encoding, settings.context)
     _check_bias(settings.encoding, model)
+    if isinstance(settings.encoding, DapeConfig) and settings.encoding.kernel % 2 == 0:
+        raise UserError(
+            f"encoding.kernel={settings.encoding.kernel} must be odd: as many keys before as after."
+        )
+    if isinstance(settings.encoding, GrapeConfig) and settings.encoding.size % 2:
+        raise UserError(
+            f"encoding.size={settings.encoding.size} must be even: its channels turn in pairs."
+        )
 
 
 def _check_rotary(encoding: RotaryConfig, model: ModelConfig) -> None:

@@ -43,6 +43,7 @@ CONTRACT = [
     "slopes",
     "bias",
 ]
+CONTENT = ("fox", "cable", "grape_ap", "cope", "dape", "dape_v2", "stickbreak", "path")
 SUBJECTS = [(name, "none") for name in ENCODINGS] + [("rope", name) for name in EXTENSIONS][1:]
 ROTARY = [name for name, kind in ENCODINGS.items() if kind.rotary]
 NORM = "rotation_keeps_norm"
@@ -185,7 +186,7 @@ def test_the_object_has_the_promised_keys_first(
         "fire": set(),
         "shaw": set(),
         "txl": set(),
-    }
+    } | {key: set() for key in CONTENT}
     rotary = {"inverse_frequencies", "attention_factor"}
     assert applies == expected.get(encoding, rotary if encoding in ROTARY else {"bias"})
     trained = {
@@ -199,6 +200,13 @@ def test_the_object_has_the_promised_keys_first(
         "fire": 4 * (2 * 32 + 32 * 4 + 2),
         "shaw": 4 * 17 * 8,
         "txl": 4 * (32 * 32 + 2 * 32),
+        "fox": 4 * (32 * 4 + 4),
+        "cable": 4 * (32 * 4 + 4),
+        "grape_ap": 4 * 32 * 4 * 8,
+        "cope": 4 * 16 * 8,
+        "dape": 4 * (8 * 32 + 32 + 32 * 4 + 8),
+        "dape_v2": 4 * (3 * 8 * 32 + 32 + 3 * 32 * 4 + 8),
+        "path": 4 * (2 * 32 * 32 + 3 * 32 + 32 * 4 + 4),
     }
     assert facts["parameters"] == trained.get(encoding, 0)
 
@@ -279,15 +287,20 @@ def test_a_figure_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_what_holds_of_each_encoding(encoding: str, extension: str, precision: str) -> None:
     checks = inspect_encoding(asked(encoding, extension, length=100))["checks"]
     holds = {name: check and check[precision]["holds"] for name, check in checks.items()}
-    absolute = encoding in ("sinusoidal", "learned")
+    absolute = encoding in ("sinusoidal", "learned", "grape_ap")
     norm = False if encoding == "txl" else None
     moved = extension in ("rerope", "leaky_rerope", "self_extend")  # groups begin at 0; logn
+    first_key = encoding == "dape_v2"  # convolved with zeros where others have a neighbour
+    scored = encoding not in ("stickbreak", "path")  # these have no row of scores to ask for
+    relative = not absolute and not first_key and not moved and encoding != "fire"
     assert holds == {
         NORM: encoding not in ("xpos", "pope") if encoding in ROTARY else norm,
-        SCORE: not absolute and encoding != "fire" and not moved,
-        PRODUCT: encoding == "sinusoidal" if absolute else None,
+        SCORE: relative if scored else None,
+        PRODUCT: {"sinusoidal": True, "learned": False}.get(encoding),
     }
-    assert checks[SCORE]["claimed"] == (holds[SCORE] and encoding != "none")
+    if scored:
+        claimed = not absolute and not moved and encoding not in ("none", "fire")
+        assert checks[SCORE]["claimed"] == claimed
     assert not checks[NORM] or checks[NORM]["claimed"] == holds[NORM]
 
 

@@ -6,9 +6,13 @@ from posbench.config import EncodingConfig
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Hooks, Shape
 from posbench.encodings.bias import Alibi, Sandwich
+from posbench.encodings.gates import Cable, Fox, Grape
 from posbench.encodings.learned_bias import T5, AlibiLearned, Dpb, KerpleLog, KerplePower
+from posbench.encodings.path import Path
 from posbench.encodings.relative import Fire, Shaw, Txl
+from posbench.encodings.rescoring import Cope, Dape
 from posbench.encodings.rotary import Pope, Rope, RopeP, Xpos
+from posbench.encodings.stick import Stickbreak
 
 CLASSES: dict[str, type[Encoding]] = {
     "none": Encoding,
@@ -30,6 +34,14 @@ CLASSES: dict[str, type[Encoding]] = {
     "fire": Fire,
     "shaw": Shaw,
     "txl": Txl,
+    "fox": Fox,
+    "cable": Cable,
+    "grape_ap": Grape,
+    "cope": Cope,
+    "dape": Dape,
+    "dape_v2": Dape,
+    "stickbreak": Stickbreak,
+    "path": Path,
 }
 
 

@@ -10,7 +10,7 @@ fast path, written once in `posbench.attention`:
     distance_bias  distances [...] -> [H, ...], a bias that depends on i - j alone; evaluated on
                    arange(T) for the fast paths, never on a T x T grid
     key_bias       [B, H, T], a term of the key alone (forgetting gates: c_i - c_j, where c_i
-                   cancels in the softmax)
+                   cancels in the softmax); float64 where it is a sum over the text
     score_mod      (score, b, h, i, j) -> score, FlexAttention's signature, for anything else that
                    (i, j) decide; only indexing and arithmetic, no Python `if` on tensors
     mask_mod       (b, h, i, j) -> keep; and-ed with the causal mask

@@ -142,20 +142,20 @@ HEAVY = {"torch", "numpy", "scipy", "matplotlib", "datasets", "tokenizers", "ten
 @pytest.mark.parametrize(
     ("words", "also_absent"),
     [
-        (["--help"], {"hydra", "rich"}),
-        (["--version"], {"hydra", "rich"}),
-        (["list", "encodings"], {"hydra"}),
-        (["completion", "bash"], {"hydra", "rich"}),
-        (["completion", "query", "posbench train encoding="], {"hydra", "rich"}),
-        (["train", "--help"], set()),
-        (["train", "--cfg", "job"], set()),
-        (["eval-extrapolate", "--cfg", "job"], set()),
+        (["--help"], ["hydra", "rich"]),
+        (["--version"], ["hydra", "rich"]),
+        (["list", "encodings"], ["hydra"]),
+        (["completion", "bash"], ["hydra", "rich"]),
+        (["completion", "query", "posbench train encoding="], ["hydra", "rich"]),
+        (["train", "--help"], []),
+        (["train", "--cfg", "job"], []),
+        (["eval-extrapolate", "--cfg", "job"], []),
     ],
     ids=" ".join,
 )
-def test_words_come_without_torch(words: list[str], also_absent: set[str], tmp_path: Path) -> None:
+def test_words_come_without_torch(words: list[str], also_absent: list[str], tmp_path: Path) -> None:
     code = f"from posbench.cli import main; assert main({words!r}) == 0"
-    assert modules_after(code, tmp_path) & (HEAVY | also_absent) == set()
+    assert modules_after(code, tmp_path) & HEAVY.union(also_absent) == set()
 
 
 def test_mistakes_come_without_torch(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posbench.attention import Kernel, attend, choose
-from posbench.config import EncodingConfig, Mlp, ModelConfig, Norm
+from posbench.config import Mlp, ModelConfig, Norm
+from posbench.config.encodings import EncodingConfig
 from posbench.encodings import Encoding, Shape, build
 
 INIT_STD = 0.02

@@ -6,27 +6,31 @@ import dataclasses
 from typing import Any
 
 from posbench.config import (
+    EvalSettings,
+    InspectSettings,
+    ModelConfig,
+    Schedule,
+    Settings,
+    TextConfig,
+    TrainSettings,
+)
+from posbench.config.encodings import (
     ENCODINGS,
     AlibiConfig,
     DapeConfig,
     EncodingConfig,
-    EvalSettings,
-    ExtensionConfig,
     GrapeConfig,
-    InspectSettings,
-    Llama3Config,
-    LongropeConfig,
-    ModelConfig,
-    NtkByPartsConfig,
     RopeConfig,
     RotaryConfig,
     SandwichConfig,
-    Schedule,
-    Settings,
     T5Config,
-    TextConfig,
-    TrainSettings,
     XposConfig,
+)
+from posbench.config.extensions import (
+    ExtensionConfig,
+    Llama3Config,
+    LongropeConfig,
+    NtkByPartsConfig,
 )
 from posbench.errors import UserError
 

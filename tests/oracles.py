@@ -18,14 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from posbench import evaluation, scoring
-from posbench.config import (
-    ENCODINGS,
-    EvalConfig,
-    ExtensionConfig,
-    ModelConfig,
-    NoneConfig,
-    Protocol,
-)
+from posbench.config import EvalConfig, ModelConfig, Protocol
+from posbench.config.encodings import ENCODINGS, NoneConfig
+from posbench.config.extensions import ExtensionConfig
 from posbench.data import Split
 from posbench.encodings.base import Encoding, Shape
 from posbench.evaluation import Subject, plan

@@ -24,7 +24,7 @@ ONLY = {
     "errors": set(),
     "catalog": set(),
     "progress": set(),
-    "config": set(),
+    "config": {"config"},
     "rules": {"config", "errors"},
     "saved": {"config"},
     "files": {"errors"},

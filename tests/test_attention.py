@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench import attention
 from posbench.attention import Kernel, attend, choose, dense
-from posbench.config import AlibiConfig, EncodingConfig, ModelConfig, RopeConfig
+from posbench.config import ModelConfig
+from posbench.config.encodings import AlibiConfig, EncodingConfig, RopeConfig
 from posbench.encodings.base import Hooks
 from posbench.encodings.bias import alibi_slopes
 from posbench.model import build_model

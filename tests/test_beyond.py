@@ -11,16 +11,9 @@ import tiny
 import torch
 from torch import Tensor
 
-from posbench.config import (
-    ENCODINGS,
-    Beyond,
-    EvalConfig,
-    EvalSettings,
-    LearnedConfig,
-    ModelConfig,
-    NtkConfig,
-    PiConfig,
-)
+from posbench.config import Beyond, EvalConfig, EvalSettings, ModelConfig
+from posbench.config.encodings import ENCODINGS, LearnedConfig
+from posbench.config.extensions import NtkConfig, PiConfig
 from posbench.encodings import Shape, build
 from posbench.encodings.absolute import stretched
 from posbench.errors import UnsupportedError, UserError

@@ -20,7 +20,8 @@ from torch import Tensor
 from posbench import checkpoint
 from posbench.checkpoint import MANIFEST, OPTIMIZER, WEIGHTS, load, load_weights, newest, restore
 from posbench.checkpoint import save as save_checkpoint
-from posbench.config import ENCODINGS, ModelConfig, TrainConfig
+from posbench.config import ModelConfig, TrainConfig
+from posbench.config.encodings import ENCODINGS
 from posbench.errors import CheckpointError, DivergedError, Exit, StorageError
 from posbench.model import GPT, build_model
 from posbench.training import make_optimizer

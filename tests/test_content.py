@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from posbench.attention import Kernel, attend, score_rows
-from posbench.config import (
+from posbench.config import ModelConfig, TrainSettings
+from posbench.config.encodings import (
     AlibiConfig,
     CableConfig,
     CopeConfig,
@@ -27,10 +28,8 @@ from posbench.config import (
     EncodingConfig,
     FoxConfig,
     GrapeConfig,
-    ModelConfig,
     PathConfig,
     StickbreakConfig,
-    TrainSettings,
 )
 from posbench.encodings import Encoding, Hooks, Shape, build
 from posbench.encodings.bias import alibi_slopes

@@ -42,11 +42,8 @@ from oracles import (
 )
 from torch import Tensor, nn
 
-from posbench.config import (
-    EXTENSIONS,
-    NtkConfig,
-    Protocol,
-)
+from posbench.config import Protocol
+from posbench.config.extensions import EXTENSIONS, NtkConfig
 from posbench.data import Split
 from posbench.evaluation import plan, planned_tokens, position_buckets
 from posbench.results import Evaluation, Status, read_results, write_results

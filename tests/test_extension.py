@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbench.config import (
-    ENCODINGS,
+from posbench.config.encodings import ENCODINGS, Layout, RopeConfig
+from posbench.config.extensions import (
     EXTENSIONS,
     AbfConfig,
     DynamicNtkConfig,
     ExtensionConfig,
-    Layout,
     Llama3Config,
     LongropeConfig,
     NoExtensionConfig,
@@ -25,7 +24,6 @@ from posbench.config import (
     PiConfig,
     Ramp,
     RegroupingConfig,
-    RopeConfig,
     ScaledConfig,
     YarnConfig,
 )

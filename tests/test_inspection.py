@@ -14,16 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbench.config import (
-    ENCODINGS,
-    EXTENSIONS,
-    EncodingConfig,
-    Format,
-    InspectConfig,
-    InspectSettings,
-    ModelConfig,
-    RotaryConfig,
-)
+from posbench.config import Format, InspectConfig, InspectSettings, ModelConfig
+from posbench.config.encodings import ENCODINGS, EncodingConfig, RotaryConfig
+from posbench.config.extensions import EXTENSIONS
 from posbench.encodings import Encoding, Hooks, Shape
 from posbench.errors import StorageError, UserError
 from posbench.inspection import figures, inspect_encoding, run_inspect

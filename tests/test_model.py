@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posbench.attention import Kernel
-from posbench.config import ENCODINGS, EncodingConfig, Mlp, ModelConfig, Norm, SinusoidalConfig
+from posbench.config import Mlp, ModelConfig, Norm
+from posbench.config.encodings import ENCODINGS, EncodingConfig, SinusoidalConfig
 from posbench.encodings import Encoding, Hooks
 from posbench.model import (
     GPT,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posbench.attention import Kernel, attend
-from posbench.config import (
+from posbench.config.encodings import (
     ENCODINGS,
     AlibiConfig,
     Layout,
@@ -298,7 +298,14 @@ def test_describe_tells_the_numbers_behind_the_scheme(name: str) -> None:
     if "table" in described:
         torch.testing.assert_close(encoding.embed(x, positions)[0], described["table"].double())
     if "inverse_frequencies" in described:
-        assert torch.equal(described["inverse_frequencies"], inverse_frequencies(8, 10_000.0))
+        plain = inverse_frequencies(8, 10_000.0)
+        own = {
+            "rope_partial": inverse_frequencies(4, 10_000.0),
+            "rope_p": plain * torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64),
+            "rope_abf": inverse_frequencies(8, 500_000.0),
+            "pope": inverse_frequencies(16, 10_000.0),
+        }
+        assert torch.equal(described["inverse_frequencies"], own.get(name, plain))
     if "slopes" in described:
         bias = encoding.hooks(x, positions, 0).distance_bias
         assert bias is not None

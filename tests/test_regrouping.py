@@ -13,18 +13,14 @@ from torch import Tensor
 
 from posbench import configure
 from posbench.attention import Kernel, attend, choose, score_rows
-from posbench.config import (
-    ENCODINGS,
+from posbench.config.encodings import ENCODINGS, EncodingConfig, Layout, RopeConfig, RopePConfig
+from posbench.config.extensions import (
     EXTENSIONS,
-    EncodingConfig,
     ExtensionConfig,
-    Layout,
     LeakyReropeConfig,
     NoExtensionConfig,
     RegroupingConfig,
     ReropeConfig,
-    RopeConfig,
-    RopePConfig,
     SelfExtendConfig,
 )
 from posbench.encodings import Encoding, Shape, build
@@ -178,7 +174,7 @@ def test_chunks_of_rows_and_float32_give_the_same(
     monkeypatch.setattr("posbench.attention.SCORES_PER_CHUNK", 7 * HEADS * LENGTH)
     torch.testing.assert_close(attended(encoding, positions), expected, rtol=0, atol=1e-12)
     x = torch.zeros(1, LENGTH, HEADS * SIZE)
-    assert choose(encoding.hooks(x, positions, 0), "cuda") is Kernel.dense
+    assert choose(encoding.hooks(x, positions, 0), "cuda", 32) is Kernel.dense
 
 
 def test_the_channels_that_do_not_turn_stay() -> None:

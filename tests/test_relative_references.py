@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from posbench.attention import Kernel, attend, score_rows
-from posbench.config import (
+from posbench.config import ModelConfig, TrainSettings
+from posbench.config.encodings import (
     ENCODINGS,
     AlibiConfig,
     DistanceScale,
@@ -26,12 +27,10 @@ from posbench.config import (
     FireConfig,
     KerpleLogConfig,
     KerplePowerConfig,
-    ModelConfig,
     NoneConfig,
     SandwichConfig,
     ShawConfig,
     T5Config,
-    TrainSettings,
     TxlConfig,
 )
 from posbench.encodings import Encoding, Shape, build

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from posbench import configure
-from posbench.config import (
+from posbench.config import ModelConfig
+from posbench.config.encodings import (
     ENCODINGS,
     EncodingConfig,
     Layout,
-    ModelConfig,
     NoneConfig,
     PhaseInit,
     PopeConfig,
@@ -30,8 +30,8 @@ from posbench.config import (
     RopePartialConfig,
     RopePConfig,
     XposConfig,
-    YarnConfig,
 )
+from posbench.config.extensions import YarnConfig
 from posbench.encodings import Encoding, Shape, build
 from posbench.encodings.rotary import Pope, Xpos, kept_pairs, polar, xpos_zeta
 from posbench.errors import UnsupportedError, UserError

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import tiny
 
-from posbench.config import ENCODINGS, ModelConfig, TrainConfig, TrainSettings
+from posbench.config import ModelConfig, TrainConfig, TrainSettings
+from posbench.config.encodings import ENCODINGS
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, PosbenchError, StorageError, UserError
 from posbench.jobs.train import run_training, train

@@ -14,15 +14,8 @@ from torch import Tensor
 
 from posbench import journal
 from posbench.checkpoint import Checkpoint, load
-from posbench.config import (
-    ENCODINGS,
-    BytesConfig,
-    Device,
-    ModelConfig,
-    TextConfig,
-    TrainConfig,
-    TrainSettings,
-)
+from posbench.config import BytesConfig, Device, ModelConfig, TextConfig, TrainConfig, TrainSettings
+from posbench.config.encodings import ENCODINGS
 
 CONTEXT, STEPS = 16, 20
 TEXT = "the quick brown fox jumps over one lazy dog while seven wizards boil purple tea"

@@ -14,6 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from posbench import config, rules
 from posbench.cli import arguments, mistakes
 from posbench.cli.space import APPS, App, configs_folder
+from posbench.config.encodings import EncodingConfig
+from posbench.config.extensions import ExtensionConfig
 from posbench.errors import UserError
 from posbench.files import stamp
 
@@ -33,8 +35,8 @@ class LauncherConfig:
 
 # A group's key in the root schema has the base type, so that any option of the group fits in.
 _BASES: dict[str, type[Any]] = {
-    "encoding": config.EncodingConfig,
-    "extension": config.ExtensionConfig,
+    "encoding": EncodingConfig,
+    "extension": ExtensionConfig,
     "data": config.DataConfig,
     "tokenizer": config.TokenizerConfig,
 }

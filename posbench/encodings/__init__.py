@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posbench.config import EncodingConfig
+from posbench.config.encodings import EncodingConfig
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Hooks, Shape
 from posbench.encodings.bias import Alibi, Sandwich

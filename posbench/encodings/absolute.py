@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posbench.config import Beyond, LearnedConfig, SineLayout, SinusoidalConfig
+from posbench.config import Beyond
+from posbench.config.encodings import LearnedConfig, SineLayout, SinusoidalConfig
 from posbench.encodings.base import Encoding, Generators, Shape, precise
 from posbench.errors import UnsupportedError
 

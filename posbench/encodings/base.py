@@ -29,7 +29,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from posbench.config import Beyond, EncodingConfig, ExtensionConfig
+from posbench.config import Beyond
+from posbench.config.encodings import EncodingConfig
+from posbench.config.extensions import ExtensionConfig
 from posbench.errors import UnsupportedError
 
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posbench.config import AlibiConfig, SandwichConfig
+from posbench.config.encodings import AlibiConfig, SandwichConfig
 from posbench.encodings.base import Encoding, Hooks
 
 

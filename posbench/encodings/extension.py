@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from posbench.config import (
+from posbench.config.extensions import (
     AbfConfig,
     DynamicNtkConfig,
     ExtensionConfig,

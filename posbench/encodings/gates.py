@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posbench.config import FoxConfig, GrapeConfig, Layout
+from posbench.config.encodings import FoxConfig, GrapeConfig, Layout
 from posbench.encodings.base import Encoding, Generators, Hooks, Shape, precise
 from posbench.encodings.bias import alibi_slopes
 from posbench.encodings.rotary import rotate

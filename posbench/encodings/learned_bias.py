@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posbench.config import (
+from posbench.config.encodings import (
     AlibiLearnedConfig,
     DistanceScale,
     DpbConfig,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posbench.config import PathConfig
+from posbench.config.encodings import PathConfig
 from posbench.encodings.base import Encoding, Generators, Hooks, Shape, precise
 from posbench.encodings.gates import WEIGHT_STD, project
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posbench.config import (
+from posbench.config.extensions import (
     LeakyReropeConfig,
     RegroupingConfig,
     ReropeConfig,

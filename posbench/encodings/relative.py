@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posbench.config import FireConfig, ShawConfig, SineLayout, TxlConfig
+from posbench.config.encodings import FireConfig, ShawConfig, SineLayout, TxlConfig
 from posbench.encodings.absolute import sinusoids
 from posbench.encodings.base import Encoding, Generators, Hooks, Shape, precise
 from posbench.encodings.learned_bias import copies

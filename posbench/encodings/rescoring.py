@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posbench.config import CopeConfig, DapeBase, DapeConfig
+from posbench.config.encodings import CopeConfig, DapeBase, DapeConfig
 from posbench.encodings.base import Encoding, Generators, Hooks, Shape
 from posbench.encodings.bias import alibi_slopes, per_head
 from posbench.encodings.gates import future

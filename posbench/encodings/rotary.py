@@ -10,18 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posbench.config import (
-    ExtensionConfig,
+from posbench.config.encodings import (
     Layout,
-    NoExtensionConfig,
     PairedConfig,
     PhaseInit,
     PopeConfig,
-    RegroupingConfig,
     RopePConfig,
     RotaryConfig,
-    SelfExtendConfig,
     XposConfig,
+)
+from posbench.config.extensions import (
+    ExtensionConfig,
+    NoExtensionConfig,
+    RegroupingConfig,
+    SelfExtendConfig,
 )
 from posbench.encodings.base import Encoding, Generators, Hooks, Shape, precise
 from posbench.encodings.extension import extended, refuse_without_effect
@@ -244,7 +246,9 @@ class Pope(Rotary):
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
         cos, sin = self.angles(positions, precise(x.dtype))
-        phases = self.phases[layer].to(cos.dtype).clamp(-2 * math.pi, 0).unsqueeze(-2)
+        free = self.phases[layer].to(cos.dtype).unsqueeze(-2)
+        # Its gradient passes the bounds: one that reached them could otherwise never come back.
+        phases = free + (free.clamp(-2 * math.pi, 0) - free).detach()
         turn, tilt = phases.cos(), phases.sin()
 
         def both(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posbench.config import StickbreakConfig
+from posbench.config.encodings import StickbreakConfig
 from posbench.encodings.base import Encoding, Hooks, precise
 from posbench.encodings.gates import later
 

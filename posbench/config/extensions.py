@@ -1,0 +1,190 @@
+"""Settings of each context extension, `extension.*`, and the table of ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from posbench.config.fields import setting
+
+
+class Ramp(StrEnum):
+    """What a ramp between kept and stretched pairs is linear in: a pair's number, or its turns."""
+
+    pairs = "pairs"
+    turns = "turns"
+
+
+@dataclass
+class ExtensionConfig:
+    """How a trained rotary model is stretched to longer texts, at evaluation only."""
+
+    name: str = setting("none", "id of the extension")
+
+    @property
+    def by_length(self) -> bool:
+        """Whether what it does depends on the length of the whole text."""
+        return False
+
+
+@dataclass
+class NoExtensionConfig(ExtensionConfig):
+    """The model as it was trained."""
+
+    name: str = setting("none", "id of the extension")
+
+
+@dataclass
+class ScaledConfig(ExtensionConfig):
+    """An extension with a scale s; at s = 1 it is the model as it was trained."""
+
+    factor: float | None = setting(
+        None,
+        "scale s; null means max(1, length / training length), a number fixes it at every length",
+        low=1.0,
+    )
+
+    @property
+    def by_length(self) -> bool:
+        return self.factor is None
+
+
+@dataclass
+class PiConfig(ScaledConfig):
+    """Position interpolation: every frequency divided by s (Chen et al. 2023)."""
+
+    name: str = setting("pi", "id of the extension")
+
+
+@dataclass
+class NtkConfig(ScaledConfig):
+    """NTK-aware scaling: a larger base, so that only low frequencies stretch (bloc97 2023)."""
+
+    name: str = setting("ntk", "id of the extension")
+
+
+@dataclass
+class DynamicNtkConfig(ExtensionConfig):
+    """NTK-aware scaling that grows with the text: s = factor n/L - (factor - 1) beyond L."""
+
+    name: str = setting("dynamic_ntk", "id of the extension")
+    factor: float = setting(2.0, "growth of s per training length; 1 is ntk with s = n/L", low=1.0)
+
+    @property
+    def by_length(self) -> bool:
+        return True
+
+
+@dataclass
+class NtkByPartsConfig(ScaledConfig):
+    """Slow pairs divided by s, fast pairs left alone, a ramp between (Peng et al. 2023, 3.2)."""
+
+    name: str = setting("ntk_by_parts", "id of the extension")
+    beta_fast: float = setting(32.0, "pairs that turn more often than this are left alone", 0.0)
+    beta_slow: float = setting(1.0, "pairs that turn less often than this are interpolated", 0.0)
+    ramp: Ramp = setting(
+        Ramp.turns, "linear in turns within the training length (paper), or over pairs (code)"
+    )
+    truncate: bool = setting(True, "ramp=pairs: round its ends to whole pairs, as public code does")
+
+
+@dataclass
+class YarnConfig(NtkByPartsConfig):
+    """YaRN: interpolation by parts and a softmax temperature (Peng et al. 2023)."""
+
+    name: str = setting("yarn", "id of the extension")
+    ramp: Ramp = setting(
+        Ramp.pairs,
+        "linear over pairs (public code), or in turns within the training length (paper)",
+    )
+    attention_factor: float | None = setting(
+        None, "factor on cos and sin; null means 0.1 ln s + 1", low=0.0
+    )
+
+
+@dataclass
+class Llama3Config(ScaledConfig):
+    """Llama 3.1's rule: like ntk_by_parts, between 1 and 4 turns within the training length."""
+
+    name: str = setting("llama3", "id of the extension")
+    low_freq_factor: float = setting(1.0, "pairs that turn less often are divided by s", low=0.0)
+    high_freq_factor: float = setting(4.0, "pairs that turn more often are left alone", low=0.0)
+
+
+@dataclass
+class AbfConfig(ExtensionConfig):
+    """Adjusted base frequency: another theta at every length (Xiong et al. 2023)."""
+
+    name: str = setting("abf", "id of the extension")
+    theta: float = setting(500_000.0, "base that replaces encoding.theta", low=1.0)
+
+
+@dataclass
+class LongropeConfig(ScaledConfig):
+    """LongRoPE: each pair divided by a factor of its own beyond 1x (Ding et al. 2024)."""
+
+    name: str = setting("longrope", "id of the extension")
+    factors: list[float] = setting([], "what each pair's frequency is divided by, fastest first")
+    attention_factor: float | None = setting(
+        None, "factor on cos and sin; null means sqrt(1 + ln s / ln L)", low=0.0
+    )
+
+
+@dataclass
+class RegroupingConfig(ExtensionConfig):
+    """An extension that leaves distances below a window alone and makes farther ones smaller.
+
+    At every length, 1x included.
+    """
+
+    window: int | None = setting(
+        None, "distances below it stay as they are; null means half the training length", low=1
+    )
+    logn: bool = setting(
+        True, "multiply scores of query p by max(1, ln(p + 1) / ln(training length))"
+    )
+
+    def window_for(self, train_length: int) -> int:
+        return max(1, train_length // 2) if self.window is None else self.window
+
+
+@dataclass
+class ReropeConfig(RegroupingConfig):
+    """ReRoPE: every distance beyond the window counts as the window (Su 2023)."""
+
+    name: str = setting("rerope", "id of the extension")
+
+
+@dataclass
+class LeakyReropeConfig(RegroupingConfig):
+    """Leaky ReRoPE: beyond the window, distances grow 1/step per token (Su 2023)."""
+
+    name: str = setting("leaky_rerope", "id of the extension")
+    step: float = setting(8.0, "tokens beyond the window that count as one", low=1.0)
+
+
+@dataclass
+class SelfExtendConfig(RegroupingConfig):
+    """Self-Extend: beyond the window, positions are counted in groups (Jin et al. 2024)."""
+
+    name: str = setting("self_extend", "id of the extension")
+    group: int = setting(8, "tokens of a group", low=1)
+    logn: bool = setting(
+        False, "multiply scores of query p by max(1, ln(p + 1) / ln(training length))"
+    )
+
+
+EXTENSIONS: dict[str, type[ExtensionConfig]] = {
+    "none": NoExtensionConfig,
+    "pi": PiConfig,
+    "ntk": NtkConfig,
+    "dynamic_ntk": DynamicNtkConfig,
+    "ntk_by_parts": NtkByPartsConfig,
+    "yarn": YarnConfig,
+    "llama3": Llama3Config,
+    "abf": AbfConfig,
+    "longrope": LongropeConfig,
+    "rerope": ReropeConfig,
+    "leaky_rerope": LeakyReropeConfig,
+    "self_extend": SelfExtendConfig,
+}

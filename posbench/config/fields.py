@@ -1,0 +1,21 @@
+"""A dataclass field that carries its meaning and its range."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import field
+from typing import Any
+
+
+def setting(default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
+    """A dataclass field with its meaning and, for numbers, the closed range it must lie in."""
+    metadata = {"help": help, "low": low, "high": high}
+    if isinstance(default, list) or dataclasses.is_dataclass(default):
+        return field(default_factory=lambda: _copy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _copy(default: Any) -> Any:
+    if isinstance(default, list):
+        return list(default)
+    return dataclasses.replace(default)

@@ -17,6 +17,7 @@ from posbench import config
 from posbench.cli import COMMANDS, main
 from posbench.cli.completion import query
 from posbench.cli.compose import stamp
+from posbench.config.encodings import AlibiConfig, NoneConfig
 from posbench.errors import DivergedError, InterruptedRunError, PosbenchError
 from posbench.version import __version__
 
@@ -140,7 +141,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_run_gets_settings_folder_and_command(work: Path, ran: list[Any]) -> None:
     assert main(["train", "encoding=alibi", "seed=3", "hydra.run.dir=a b,c=d"]) == 0
     [(settings, folder, command)] = ran
-    assert settings == config.TrainSettings(encoding=config.AlibiConfig(), seed=3)
+    assert settings == config.TrainSettings(encoding=AlibiConfig(), seed=3)
     assert folder == work / "a b,c=d"
     assert command == ["posbench", "train", "encoding=alibi", "seed=3", "hydra.run.dir=a b,c=d"]
     assert list(folder.iterdir()) == []  # Hydra leaves nothing of its own in it
@@ -319,7 +320,7 @@ def test_model_list_counts_block_weights_as_the_model_does(
     size = config.ModelConfig()
     with torch.device("meta"):
         encoding = build(
-            config.NoneConfig(), Shape(size.layers, size.heads, size.head_size, size.width, 128)
+            NoneConfig(), Shape(size.layers, size.heads, size.head_size, size.width, 128)
         )
         model = GPT(size, encoding, 256)
     weights = sum(p.numel() for p in model.parameters() if p.ndim == 2)

@@ -174,11 +174,7 @@ class _Cells:
         """Raise for a length that cannot be measured, before any work."""
         if self.plan.shortage:
             raise _ShortageError(self.plan.shortage)
-        limit = self.subject.model.encoding.max_length
-        if limit is not None and length > limit:
-            raise UnsupportedError(
-                f"{self.subject.row.encoding} table has {limit} rows; {length} positions requested"
-            )
+        self.subject.model.encoding.check_length(length)
 
     # ------------------------------------------------------------ protocols
 

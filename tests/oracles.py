@@ -52,11 +52,11 @@ class OracleEncoding(Encoding):
 
     def __init__(self, limit: int | None = None, consistent: bool = True) -> None:
         super().__init__(NoneConfig(), Shape(1, 1, 2, 2, TRAIN))
-        self.limit, self.consistent = limit, consistent
+        self.longest, self.consistent = limit, consistent
 
     @property
     def max_length(self) -> int | None:
-        return self.limit
+        return self.longest
 
     @property
     def prefix_consistent(self) -> bool:

@@ -442,7 +442,7 @@ def test_a_table_ends_where_it_ends(model: str) -> None:
             assert row.ppl is not None
             continue
         assert row.status is Status.unsupported
-        assert f"has {TRAIN} rows; {row.eval_length} positions" in row.reason
+        assert f"for {TRAIN} positions; {row.eval_length} positions requested" in row.reason
         assert (row.value, row.nll, row.ppl, row.n_targets, row.seconds) == (None,) * 3 + (0, None)
     (curve,) = measured.curves
     assert curve.eval_length == curve.hi[-1] == TRAIN

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from posbench.config import Beyond
 from posbench.config.encodings import LearnedConfig, SineLayout, SinusoidalConfig
 from posbench.encodings.base import Encoding, Generators, Shape, precise
-from posbench.errors import UnsupportedError
 
 
 def sinusoids(positions: Tensor, width: int, base: float, layout: SineLayout) -> Tensor:
@@ -82,6 +81,10 @@ class Learned(Encoding):
         return self.shape.train_length if self.beyond is Beyond.error else None
 
     @property
+    def limit(self) -> str:
+        return f"learned table has {len(self.table)} rows"
+
+    @property
     def prefix_consistent(self) -> bool:
         return self.beyond is not Beyond.interpolate
 
@@ -105,8 +108,7 @@ class Learned(Encoding):
             case Beyond.wrap:
                 return self.table[positions % rows]
         # By shape, on the host: an index past the table would poison a CUDA context.
-        if length > rows:
-            raise UnsupportedError(f"learned table has {rows} rows; {length} positions requested")
+        self.check_length(length)
         return self.table[positions]
 
     def describe(self, length: int) -> dict[str, Any]:

@@ -94,6 +94,16 @@ class Encoding(nn.Module):
         return None
 
     @property
+    def limit(self) -> str:
+        """Why there is a `max_length`, in words that name it."""
+        return f"{self.config.name} is defined for {self.max_length} positions"
+
+    def check_length(self, length: int) -> None:
+        """Raise UnsupportedError for a text longer than the scheme is defined for."""
+        if self.max_length is not None and length > self.max_length:
+            raise UnsupportedError(f"{self.limit}; {length} positions requested")
+
+    @property
     def prefix_consistent(self) -> bool:
         """Whether the logits of the first T tokens are the same whatever the text's length."""
         return True

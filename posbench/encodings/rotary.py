@@ -194,6 +194,10 @@ class Xpos(Rotary):
     def max_length(self) -> int:
         return self.config.longest(self.shape.train_length)
 
+    @property
+    def limit(self) -> str:
+        return f"xpos scales overflow float32 beyond {self.max_length} tokens"
+
     def scales(self, positions: Tensor) -> Tensor:
         """Factor on queries, and one over that on keys, float64 [T, pairs]."""
         centred = positions.double() - (positions[0] + positions[-1]).double() / 2
@@ -202,11 +206,7 @@ class Xpos(Rotary):
         return zeta ** (centred / base).unsqueeze(-1)
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
-        if len(positions) > self.max_length:
-            raise UnsupportedError(
-                f"xpos scales overflow float32 beyond {self.max_length} tokens; "
-                f"{len(positions)} positions requested"
-            )
+        self.check_length(len(positions))
         dtype, layout = precise(x.dtype), self.config.layout
         cos, sin = self.angles(positions, torch.float64)
         scale = self.scales(positions)

@@ -432,8 +432,9 @@ def test_a_table_ends_where_it_ends(model: str) -> None:
     """At the training length itself it is whole; one more is a status, not a crash."""
     split = REAL if model == "learned" else MANY
     tested: nn.Module = oracle(tracer, OracleEncoding(TRAIN), split)
+    limit = f"none is defined for {TRAIN} positions"
     if model == "learned":
-        tested = real("learned")
+        tested, limit = real("learned"), f"learned table has {TRAIN} rows"
     measured = measure(tested, split, ratios=[1, 1.125, 2, 4])
     assert len(measured.rows) == 12
     for row in measured.rows:
@@ -442,7 +443,7 @@ def test_a_table_ends_where_it_ends(model: str) -> None:
             assert row.ppl is not None
             continue
         assert row.status is Status.unsupported
-        assert f"for {TRAIN} positions; {row.eval_length} positions requested" in row.reason
+        assert row.reason == f"{limit}; {row.eval_length} positions requested"
         assert (row.value, row.nll, row.ppl, row.n_targets, row.seconds) == (None,) * 3 + (0, None)
     (curve,) = measured.curves
     assert curve.eval_length == curve.hi[-1] == TRAIN

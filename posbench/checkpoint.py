@@ -29,16 +29,13 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from posbench.errors import CheckpointError, DivergedError
-from posbench.files import storage, sync_folder, write_bytes
+from posbench.files import UNREADABLE, storage, sync_folder, write_bytes
 
 FORMAT = 1
 WEIGHTS, OPTIMIZER, MANIFEST = "weights.safetensors", "optimizer.safetensors", "manifest.json"
 _NAME = re.compile(r"step-(\d{8})")
 # What reading a file that is not ours may raise.
-_UNREADABLE = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
-    SafetensorError,
-)  # fmt: skip
+_UNREADABLE = (*UNREADABLE, SafetensorError)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,11 @@ from typing import Any
 
 from posbench.errors import StorageError
 
+# What reading a file that is not as we wrote it may raise.
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+
 
 @contextmanager
 def storage(path: Path) -> Iterator[None]:

@@ -153,11 +153,11 @@ def write_results(evaluation: Evaluation, folder: Path) -> None:
         folder / "results.json",
         {
             "schema_version": SCHEMA_VERSION,
-            "provenance": _json(evaluation.provenance),
-            "runs": _json(evaluation.runs),
-            "rows": _json(rows),
-            "curves": _json([dataclasses.asdict(curve) for curve in evaluation.curves]),
-            "documents": _json([dataclasses.asdict(each) for each in evaluation.documents]),
+            "provenance": strict(evaluation.provenance),
+            "runs": strict(evaluation.runs),
+            "rows": strict(rows),
+            "curves": strict([dataclasses.asdict(curve) for curve in evaluation.curves]),
+            "documents": strict([dataclasses.asdict(each) for each in evaluation.documents]),
         },
     )
 
@@ -188,19 +188,19 @@ def _csv(header: tuple[str, ...], rows: list[list[Any]]) -> str:
 _NAMES = ("run_id", "document", "encoding", "extension", "variant", "model", "reason", "folder")
 
 
-def _json(value: Any) -> Any:
+def strict(value: Any) -> Any:
     """JSON has no infinities: they are written as the words "inf", "-inf" and "nan"."""
     if isinstance(value, dict):
-        return {key: _json(each) for key, each in value.items()}
+        return {key: strict(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(each) for each in value]
+        return [strict(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
 def _numbers(saved: dict[str, Any]) -> dict[str, Any]:
-    """Undo `_json` for one record; a document that is called "nan" keeps its name."""
+    """Undo `strict` for one record; a document that is called "nan" keeps its name."""
     return {key: value if key in _NAMES else _number(value) for key, value in saved.items()}
 
 

@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from posbench.config import TrainSettings
 from posbench.errors import CheckpointError, StorageError, UserError
-from posbench.files import sha256_file, storage, write_json
+from posbench.files import UNREADABLE, sha256_file, storage, write_json
 from posbench.rules import check
 from posbench.saved import from_dict, to_dict
 from posbench.version import __version__
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from posbench.model import GPT
 
 FORMAT = 1
-# What reading a manifest that is not ours may raise.
-_UNREADABLE = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
-)  # fmt: skip
 MANIFEST, TOKENIZER, METRICS, CHECKPOINTS = (
     "run.json", "tokenizer.json", "metrics.jsonl", "checkpoints",
 )  # fmt: skip
@@ -147,7 +143,7 @@ def load_run(folder: Path | str) -> Run:
         settings = from_dict(TrainSettings, manifest["settings"])
         check(settings)
         _check_shape(manifest)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     return Run(folder, manifest, settings)
 

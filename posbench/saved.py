@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from posbench.config import GROUPS
+from posbench.config.fields import default_of
 
 
 def to_dict(node: Any) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def from_dict(kind: type[Any], saved: dict[str, Any], prefix: str = "") -> Any:
         raise ValueError(f"unknown setting {unknown[0]!r} in {kind.__name__}")
     values = {}
     for key, value in saved.items():
-        default = _default(hints[key])
+        default = default_of(hints[key])
         if dataclasses.is_dataclass(default):
             if not isinstance(value, dict):
                 raise ValueError(f"{prefix}{key} must be a mapping, not {value!r}")
@@ -46,12 +47,6 @@ def from_dict(kind: type[Any], saved: dict[str, Any], prefix: str = "") -> Any:
         else:
             values[key] = _typed(f"{prefix}{key}", value, types[key])
     return kind(**values)
-
-
-def _default(item: dataclasses.Field[Any]) -> Any:
-    if item.default_factory is not dataclasses.MISSING:
-        return item.default_factory()
-    return item.default
 
 
 def _group_type(key: str, value: dict[str, Any], fallback: Any) -> Any:

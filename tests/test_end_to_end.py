@@ -87,6 +87,13 @@ def test_quickstart_gives_a_row_for_each_encoding_protocol_and_length(
         assert (tmp_path / "out" / name).stat().st_size > 0
 
 
+def test_run_records_which_text_it_was_trained_on(sweep: Path) -> None:
+    corpus = json.loads((sweep / "3-rope" / "run.json").read_text())["corpus"]
+    assert (corpus["documents"], corpus["dropped_duplicates"]) == (80, 0)
+    assert 0 < corpus["usable_train_documents"] < 80  # the rest is held out
+    assert corpus["usable_train_tokens"] == corpus["train_tokens"]  # all are long enough
+
+
 def test_evaluating_again_gives_the_same_numbers(sweep: Path, tmp_path: Path) -> None:
     numbers = []
     for name, words in (("a", []), ("b", ["eval.ratios=[4,1,2]", "eval.batch_tokens=128"])):

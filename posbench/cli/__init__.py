@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
-from posbench.errors import Exit, InterruptedRunError, PosbenchError, UserError
+from posbench.errors import Exit, PosbenchError, UserError
 from posbench.version import __version__
 
 Command = Callable[[list[str]], None]
@@ -136,4 +136,4 @@ def dispatch(words: list[str]) -> None:
         raise UserError(f"{words[0]!r} is not a command.{hint} Commands: {known}.")
 
 
-__all__ = ["COMMANDS", "InterruptedRunError", "main"]
+__all__ = ["COMMANDS", "main"]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench import config
+from posbench.config.fields import default_of
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -166,7 +167,7 @@ def keys(app: App, chosen: dict[str, str] | None = None, extra: tuple[Path, ...]
     found = []
     hints = typing.get_type_hints(app.settings)
     for item in dataclasses.fields(app.settings):
-        default = field_default(item)
+        default = default_of(item)
         if not dataclasses.is_dataclass(default):
             found.append(_key(hints[item.name], item, ""))
             continue
@@ -199,16 +200,10 @@ def option_keys(group: str, option: Option) -> list[Key]:
     return list(_group_keys(config.GROUPS[group][option.schema], group))
 
 
-def field_default(item: dataclasses.Field[Any]) -> Any:
-    if item.default_factory is not dataclasses.MISSING:
-        return item.default_factory()
-    return item.default
-
-
 def _key(hint: Any, item: dataclasses.Field[Any], prefix: str) -> Key:
     words, choices = _type_words(hint)
     meaning = item.metadata.get("help", "")
-    return Key(f"{prefix}{item.name}", meaning, words, field_default(item), choices)
+    return Key(f"{prefix}{item.name}", meaning, words, default_of(item), choices)
 
 
 _WORDS = {

@@ -19,3 +19,10 @@ def _copy(default: Any) -> Any:
     if isinstance(default, list):
         return list(default)
     return dataclasses.replace(default)
+
+
+def default_of(item: dataclasses.Field[Any]) -> Any:
+    """What a field holds when nothing is said."""
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return item.default

@@ -15,6 +15,7 @@ from posbench.encodings import Encoding, Hooks, build
 from posbench.errors import UnsupportedError, UserError
 from posbench.inspection.checks import run_checks
 from posbench.model import seeded, shape_of
+from posbench.results import strict
 from posbench.rules import check_extension
 from posbench.saved import to_dict
 
@@ -108,8 +109,8 @@ def facts_of(subject: Subject) -> dict[str, Any]:
         },
         "settings": to_dict(settings),
     }
-    strict: dict[str, Any] = _strict(facts)
-    return strict
+    plain: dict[str, Any] = strict(facts)
+    return plain
 
 
 def _listed(values: Tensor | None) -> list[float] | None:
@@ -129,12 +130,3 @@ def _bias(subject: Subject, positions: int) -> dict[str, Any] | None:
     # Adding zero turns the bias -0.0 of distance 0 into 0.0.
     values = distance_bias(torch.tensor(distances, dtype=torch.float64)) + 0.0
     return {"distances": list(distances), "values": values.tolist()}
-
-
-def _strict(value: Any) -> Any:
-    """JSON has no infinities: they become the words "inf", "-inf" and "nan", as in results.json."""
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_strict(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from posbench.checkpoint import Checkpoint
     from posbench.data import Dataset
     from posbench.runtime import Runtime
+    from posbench.training import Trainer
 
 
 def train(settings: TrainSettings, folder: Path | str | None = None) -> Run:
@@ -190,7 +191,7 @@ def _train(run: Run, strict: bool, allow: list[str]) -> None:
         run,
         status="running",
         runtime=runtime.record(),
-        corpus=_corpus_record(dataset),
+        corpus=_corpus_record(dataset, trainer),
         files={TOKENIZER: dataset.tokenizer.sha256},
         cost=trainer.cost(),
     )
@@ -263,11 +264,14 @@ def _dataset(run: Run, allow: list[str]) -> Dataset:
     return dataset
 
 
-def _corpus_record(dataset: Dataset) -> dict[str, Any]:
+def _corpus_record(dataset: Dataset, trainer: Trainer) -> dict[str, Any]:
     return {
         "name": dataset.corpus,
         "fingerprint": dataset.fingerprint,
         "documents": dataset.documents,
+        "dropped_duplicates": dataset.dropped_duplicates,
+        "usable_train_documents": trainer.batches.usable_documents,
+        "usable_train_tokens": trainer.batches.usable_tokens,
         "characters": dataset.characters,
         "train_tokens": int(dataset.train.offsets[-1]),
         "vocabulary": dataset.tokenizer.vocabulary,

@@ -5,7 +5,7 @@ with one chunk is the oracle of every other path (tests/test_attention.py).
 
     form                          CPU        CUDA
     nothing, rotate, temperature  sdpa       sdpa
-    distance_bias                 strided    flex
+    distance_bias, window         strided    flex
     key_bias, score_mod, mask_mod dense      flex
     rescore                       dense      dense
     attend                        own        own
@@ -50,7 +50,7 @@ def choose(hooks: Hooks, device: str, head_size: int) -> Kernel:
     if hooks.rescore is not None:
         return Kernel.dense
     by_pair = any(form is not None for form in (hooks.key_bias, hooks.score_mod, hooks.mask_mod))
-    if not by_pair and hooks.distance_bias is None:
+    if not by_pair and hooks.distance_bias is None and hooks.window is None:
         return Kernel.sdpa
     if device == "cuda":
         # While the model itself is being compiled there is nothing to try.
@@ -66,22 +66,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, kernel: Kernel | None 
     # and copy the strided table to its full T x T.
     with torch.autocast(q.device.type, enabled=False):
         if hooks.attend is not None:
-            return hooks.attend(q, k, v)
+            return hooks.attend(_warmed(q, hooks.temperature), k, v, hooks.window)
         q, k, scale = _placed(q, k, hooks)
         q, k = q.to(v.dtype), k.to(v.dtype)
         return _KERNELS[kernel](q, k, v, hooks, scale)
 
 
 def _placed(q: Tensor, k: Tensor, hooks: Hooks) -> tuple[Tensor, Tensor, float]:
-    """q and k after rotation and a temperature per query, and the scale q.k still needs."""
+    """q and k after rotation and temperature, and the scale q.k still needs."""
     scale = 1 / math.sqrt(q.shape[-1])  # of the head size, before any widening by `rotate`
     if hooks.rotate is not None:
         q, k = hooks.rotate(q, k)
-    if isinstance(hooks.temperature, Tensor):
-        q = (q * hooks.temperature.unsqueeze(-1)).to(q.dtype)
-    else:
-        scale *= hooks.temperature
-    return q, k, scale
+    return _warmed(q, hooks.temperature), k, scale
+
+
+def _warmed(q: Tensor, temperature: float | Tensor) -> Tensor:
+    if isinstance(temperature, Tensor):
+        return (q * temperature.unsqueeze(-1)).to(q.dtype)
+    return q if temperature == 1 else q * temperature
 
 
 def score_rows(q: Tensor, k: Tensor, hooks: Hooks, rows: list[int]) -> list[Tensor]:
@@ -106,13 +108,17 @@ def strided(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, scale: float) -> Tens
     """A distance bias in O(T) memory: a [H, 2T-1] table seen through overlapping strides.
 
     With keys and values flipped in time, the bias of query i and key j' = T-1-j is
-    table[i + j'], which is a view; the causal mask lives in the table as -inf.
+    table[i + j'], which is a view; the causal mask and the window live in the table as -inf.
     """
-    assert hooks.distance_bias is not None
     length, heads = q.shape[-2], q.shape[1]
     distances = torch.arange(1 - length, length, device=q.device, dtype=precise(q.dtype))
-    table = hooks.distance_bias(distances.clamp(min=0))
-    table = table.masked_fill(distances < 0, float("-inf")).contiguous()
+    table = distances.new_zeros(heads, len(distances))
+    if hooks.distance_bias is not None:
+        table = hooks.distance_bias(distances.clamp(min=0))
+    hidden = distances < 0
+    if hooks.window is not None:
+        hidden |= distances >= hooks.window
+    table = table.masked_fill(hidden, float("-inf")).contiguous()
     mask = table.as_strided((1, heads, length, length), (0, 2 * length - 1, 1, 1))
     return F.scaled_dot_product_attention(q, k.flip(2), v.flip(2), attn_mask=mask, scale=scale)
 
@@ -154,6 +160,8 @@ def _scores(q: Tensor, k: Tensor, hooks: Hooks, scale: float, start: int) -> Ten
     if hooks.rescore is not None:
         scores = hooks.rescore(scores, q, k, i.view(-1))
     keep = j <= i
+    if hooks.window is not None:
+        keep = keep & (i - j < hooks.window)
     if hooks.mask_mod is not None:
         keep = keep & hooks.mask_mod(b, h, i, j)
     return scores.masked_fill(~keep, float("-inf"))
@@ -163,7 +171,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, scale: float) -> Tensor:
     """FlexAttention: one fused kernel for biases and masks given by index."""
     batch, heads, length, _ = q.shape
     score_mod = _flex_score_mod(hooks, length, q)
-    mask = _block_mask(batch, heads, length, hooks.mask_mod, str(q.device))
+    mask = _block_mask(batch, heads, length, hooks, str(q.device))
     kernel = _flex_kernel(q.device.type)
     out: Tensor = kernel(q, k, v, score_mod=score_mod, block_mask=mask, scale=scale)
     return out
@@ -216,38 +224,48 @@ def _compiled_flex(backend: str = "inductor") -> Callable[..., Any]:
     return kernel
 
 
-def _block_mask(batch: int, heads: int, length: int, mask_mod: MaskMod | None, device: str) -> Any:
+def _block_mask(batch: int, heads: int, length: int, hooks: Hooks, device: str) -> Any:
     """Which blocks of 128 x 128 pairs hold a visible one, and the rule within a block."""
     from torch.nn.attention.flex_attention import create_block_mask
 
+    mask_mod = hooks.mask_mod
     if mask_mod is None:
         # Compiling a model, torch traces past a cache and warns: the mask is part of the graph.
         build = _causal_blocks if torch.compiler.is_compiling() else _kept_causal_blocks
-        return build(length, device)
+        return build(length, hooks.window, device)
+    in_sight = _causal if hooks.window is None else _within(hooks.window)
 
     def keep(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (i >= j) & mask_mod(b, h, i, j)
+        return in_sight(b, h, i, j) & mask_mod(b, h, i, j)
 
     # Not kept: a rule may hold the tensors of one forward pass. For each head on its own, since
     # shared over heads the list of blocks to visit would be that of head 0 for all of them.
     return create_block_mask(keep, batch, heads, length, length, device=device)
 
 
-def _causal_blocks(length: int, device: str) -> Any:
+def _causal_blocks(length: int, window: int | None, device: str) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    return create_block_mask(_causal, None, None, length, length, device=device)
+    rule = _causal if window is None else _within(window)
+    return create_block_mask(rule, None, None, length, length, device=device)
 
 
 def _causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
+def _within(window: int) -> MaskMod:
+    def keep(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (i >= j) & (i - j < window)
+
+    return keep
+
+
 @lru_cache(maxsize=64)
-def _kept_causal_blocks(length: int, device: str) -> Any:
+def _kept_causal_blocks(length: int, window: int | None, device: str) -> Any:
     # First asked for by an evaluation, it must still serve training.
     with torch.inference_mode(False):
-        return _causal_blocks(length, device)
+        return _causal_blocks(length, window, device)
 
 
 _KERNELS: dict[Kernel, Callable[..., Tensor]] = {

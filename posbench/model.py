@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from posbench.attention import Kernel, attend, choose
 from posbench.config import Mlp, ModelConfig, Norm
 from posbench.config.encodings import EncodingConfig
+from posbench.config.policies import Policies
 from posbench.encodings import Encoding, Shape, build
+from posbench.encodings.policies import governed
 
 INIT_STD = 0.02
 
@@ -145,21 +147,35 @@ class GPT(nn.Module):
 
 
 def build_model(
-    config: ModelConfig, encoding: EncodingConfig, context: int, vocabulary: int, seed: int
+    config: ModelConfig,
+    encoding: EncodingConfig,
+    context: int,
+    vocabulary: int,
+    seed: int,
+    policies: Policies | None = None,
 ) -> GPT:
     """The model with its initial weights, float32 on the CPU.
 
     Every parameter is drawn from a generator seeded by (seed, its name): weights that are not the
     encoding's are bit-equal across encodings, so comparisons with one seed are paired.
     """
-    model = GPT(config, build(encoding, shape_of(config, context)), vocabulary)
+    built = build_encoding(config, encoding, context, policies or Policies())
+    model = GPT(config, built, vocabulary)
     initialise(model, seed)
     return model
 
 
-def shape_of(config: ModelConfig, context: int) -> Shape:
+def build_encoding(
+    config: ModelConfig, encoding: EncodingConfig, context: int, policies: Policies
+) -> Encoding:
+    """The encoding of a model of this size under `policies`, with no weights yet."""
+    return governed(build(encoding, shape_of(config, context, policies)), policies)
+
+
+def shape_of(config: ModelConfig, context: int, policies: Policies | None = None) -> Shape:
     """What an encoding may know of a model of this size trained at `context` tokens."""
-    return Shape(config.layers, config.heads, config.head_size, config.width, context)
+    below = None if policies is None else policies.drawn_below(context)
+    return Shape(config.layers, config.heads, config.head_size, config.width, context, below)
 
 
 def initialise(model: GPT, seed: int) -> None:

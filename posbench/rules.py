@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from posbench.config import (
@@ -20,6 +21,7 @@ from posbench.config.encodings import (
     DapeConfig,
     EncodingConfig,
     GrapeConfig,
+    NoneConfig,
     RopeConfig,
     RotaryConfig,
     SandwichConfig,
@@ -32,6 +34,7 @@ from posbench.config.extensions import (
     LongropeConfig,
     NtkByPartsConfig,
 )
+from posbench.config.policies import Temperature
 from posbench.errors import UserError
 
 
@@ -43,8 +46,14 @@ def check(settings: Settings) -> None:
         _check_stretch(settings.extension)
         if not settings.eval.protocols:
             raise UserError("eval.protocols is empty; give at least one, such as [controlled].")
+        if settings.eval.temperature is Temperature.ssmax:
+            raise UserError(
+                "eval.temperature=ssmax has weights that only training can give; train with "
+                "temperature=ssmax, or choose logn, yarn or drope here."
+            )
         return
     _check_shape(settings)
+    _check_policies(settings)
     if isinstance(settings, TrainSettings):
         _check_training(settings)
 
@@ -183,6 +192,70 @@ def _check_bias(encoding: EncodingConfig, model: ModelConfig) -> None:
                 f"encoding.dimension={dimension} must be even: sines and cosines come in pairs. "
                 f"Try encoding.dimension={dimension + 1}."
             )
+
+
+def _check_policies(settings: TrainSettings | InspectSettings) -> None:
+    _check_layers(settings)
+    _check_positions(settings)
+    drop_at = settings.drop_at
+    if drop_at is None:
+        return
+    if isinstance(settings.encoding, NoneConfig):
+        raise UserError(f"drop_at={drop_at}: encoding=none leaves nothing to drop.")
+    if isinstance(settings, TrainSettings):
+        first = math.ceil(drop_at * settings.train.steps)
+        if not 0 < first < settings.train.steps:
+            raise UserError(
+                f"drop_at={drop_at} of train.steps={settings.train.steps} leaves no step "
+                f"{'before' if first == 0 else 'after'} the drop; the encoding is dropped at a "
+                "share of the training between 0 and 1."
+            )
+
+
+def _check_layers(settings: TrainSettings | InspectSettings) -> None:
+    layers, every, count = settings.layers, settings.skipped_every, settings.model.layers
+    if layers == "all":
+        return
+    if every is None or every < 2:
+        raise UserError(f"layers={layers} must be all, or everyNth as in layers=every4th.")
+    if count % every:
+        fitting = [f"every{n}th" for n in range(4, count + 1) if count % n == 0]
+        fitting = ["every2nd"] * (count % 2 == 0) + ["every3rd"] * (count % 3 == 0) + fitting
+        way_out = f"Try layers={fitting[0]}" if fitting else "Change model.layers"
+        raise UserError(
+            f"layers={layers} does not divide model.layers={count} into equal groups. {way_out}."
+        )
+    if not settings.encoding.in_layers and settings.window is None:
+        raise UserError(
+            f"layers={layers} changes nothing: encoding={settings.encoding.name} does not act in "
+            "the attention layers. Leave it out."
+        )
+
+
+def _check_positions(settings: TrainSettings | InspectSettings) -> None:
+    positions, below = settings.positions, settings.drawn_below(settings.context)
+    if below is None:
+        if settings.max_position is not None:
+            raise UserError(
+                f"max_position={settings.max_position} goes with positions=randomized or pose."
+            )
+        return
+    if below <= settings.context:
+        raise UserError(
+            f"max_position={below} must be greater than context={settings.context}: positions="
+            f"{positions} draws the positions of a training text below it."
+        )
+    encoding = settings.encoding
+    if not encoding.by_position:
+        raise UserError(
+            f"positions={positions} changes nothing: encoding={encoding.name} does not read the "
+            "numbers of positions. Leave it out."
+        )
+    if isinstance(encoding, XposConfig) and encoding.longest(settings.context) < below:
+        raise UserError(
+            f"max_position={below} is too large for encoding=xpos, whose scales overflow beyond "
+            f"{encoding.longest(settings.context)} tokens."
+        )
 
 
 def _check_training(settings: TrainSettings) -> None:

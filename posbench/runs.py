@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from posbench.config import TrainSettings
+from posbench.config.policies import policies_of, scheme
 from posbench.errors import CheckpointError, StorageError, UserError
 from posbench.files import UNREADABLE, sha256_file, storage, write_json
 from posbench.rules import check
@@ -124,9 +125,15 @@ class Run:
         settings = self.settings
         vocabulary = load_tokenizer(self.tokenizer_json()).vocabulary
         model = build_model(
-            settings.model, settings.encoding, settings.context, vocabulary, settings.seed
+            settings.model,
+            settings.encoding,
+            settings.context,
+            vocabulary,
+            settings.seed,
+            policies_of(settings),
         )
         load_weights(checkpoint, model)
+        model.encoding.trained_to(1.0)
         return model.eval()
 
 
@@ -156,6 +163,11 @@ def _check_shape(manifest: dict[str, Any]) -> None:
     for key in ("files", "corpus", "cost", "validation_nll", "runtime"):
         if not isinstance(manifest.get(key, {}), dict):
             raise TypeError(f"{key} is not a mapping")
+
+
+def scheme_of(settings: TrainSettings) -> str:
+    """What results call the encoding of a run, its policies included."""
+    return scheme(settings.encoding.name, policies_of(settings), settings.context)
 
 
 def identity(settings: TrainSettings) -> dict[str, Any]:
@@ -263,7 +275,7 @@ def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple
     manifest = {
         "format": FORMAT,
         "status": "running",
-        "run_id": f"{settings.encoding.name}-s{settings.seed}-{fingerprint(settings)[:8]}",
+        "run_id": f"{scheme_of(settings)}-s{settings.seed}-{fingerprint(settings)[:8]}",
         "command": command,
         "settings": to_dict(settings),
         "started": now(),

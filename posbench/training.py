@@ -18,9 +18,18 @@ from torch import Tensor
 
 from posbench import checkpoint
 from posbench.config import Schedule, TrainConfig, TrainSettings
+from posbench.config.policies import policies_of
 from posbench.data import Batches, Dataset
+from posbench.encodings.policies import draw_positions
 from posbench.errors import DivergedError, OutOfMemoryError, UnsupportedError
-from posbench.model import GPT, build_model, decay_groups, flops_per_token, token_losses
+from posbench.model import (
+    GPT,
+    build_model,
+    decay_groups,
+    flops_per_token,
+    seeded,
+    token_losses,
+)
 from posbench.runtime import Runtime, is_out_of_memory
 from posbench.scoring import window_losses
 from posbench.targets import anchors
@@ -61,6 +70,7 @@ class Trainer:
 
     def __init__(self, settings: TrainSettings, dataset: Dataset, runtime: Runtime) -> None:
         self.settings, self.runtime = settings, runtime
+        self.policies = policies_of(settings)
         self.batches = Batches(
             dataset.train, settings.context, settings.train.batch_size, settings.seed
         )
@@ -70,6 +80,7 @@ class Trainer:
             settings.context,
             dataset.tokenizer.vocabulary,
             settings.seed,
+            self.policies,
         ).to(runtime.device)
         self.optimizer = make_optimizer(self.model, settings.train)
         self.step = 0
@@ -84,6 +95,7 @@ class Trainer:
         """Go on from a checkpoint."""
         checkpoint.restore(saved, self.model, self.optimizer)
         self.step = saved.step
+        self.model.encoding.trained_to(self.step / self.settings.train.steps)
 
     def run(self) -> Iterator[Step]:
         """Train to the last step, yielding each one."""
@@ -128,6 +140,8 @@ class Trainer:
         Each micro-batch weighs as many tokens as it holds, so a smaller last one counts for less.
         """
         self.optimizer.zero_grad(set_to_none=True)
+        self.model.encoding.trained_to(step / self.settings.train.steps)
+        positions = self._positions(step)
         inputs, targets = (each.to(self.runtime.device) for each in self.batches.batch(step))
         size = self.settings.train.micro_batch or len(inputs)
         total = torch.zeros((), device=self.runtime.device)
@@ -137,11 +151,16 @@ class Trainer:
             ):
                 self._seed_dropout(step, part)
                 with self.runtime.autocast():
-                    logits = self._forward(rows)
+                    logits = self._forward(rows, positions)
                 loss = token_losses(logits, wanted).sum() / targets.numel()
                 torch.autograd.backward(loss)
                 total += loss.detach()
         return total
+
+    def _positions(self, step: int) -> Tensor | None:
+        generator = seeded(self.settings.seed, f"positions/{step}")
+        drawn = draw_positions(self.policies, self.settings.context, generator)
+        return None if drawn is None else drawn.to(self.runtime.device)
 
     def _seed_dropout(self, step: int, part: int) -> None:
         if self.settings.model.dropout > 0:

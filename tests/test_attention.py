@@ -96,6 +96,10 @@ def edit_score(score: Tensor, i: int, j: int) -> Tensor:
     return score * (1 + 0.1 * HEADS) + (HEADS + 1) * (i - j) / (i + 1) - 0.01 * rows * j
 
 
+def keep_near(i: int, j: int) -> Tensor:
+    return torch.full(HEADS.shape, i - j < 29)
+
+
 def keep_window(i: int, j: int) -> Tensor:
     return i - j < 5 + 80 * HEADS
 
@@ -116,9 +120,17 @@ def cases(length: int, dtype: torch.dtype = torch.float64) -> dict[str, Case]:
         "key_bias": Case(Hooks(key_bias=key), lambda s, i, j: s + bias[:, :, j]),
         "score_mod": Case(Hooks(score_mod=score_mod), edit_score),
         "mask_mod": Case(Hooks(mask_mod=mask_mod), keep=keep_window),
+        "window": Case(Hooks(window=29), keep=keep_near),
+        "windowed_bias": Case(
+            Hooks(distance_bias=distance_bias, window=29), edit_distance, keep=keep_near
+        ),
+        "windowed_mask": Case(
+            Hooks(mask_mod=mask_mod, window=29),
+            keep=lambda i, j: keep_near(i, j) & keep_window(i, j),
+        ),
         "rescore": Case(Hooks(rescore=rescore), row=rescored_row),
         "together": Case(
-            Hooks(widened, distance_bias, key, score_mod, mask_mod, None, None, query),
+            Hooks(widened, distance_bias, key, score_mod, mask_mod, temperature=query),
             lambda s, i, j: edit_score(edit_distance(warmth[i] * s, i, j) + bias[:, :, j], i, j),
             keep=keep_window,
             channels=D + 4,
@@ -127,7 +139,16 @@ def cases(length: int, dtype: torch.dtype = torch.float64) -> dict[str, Case]:
 
 
 NAMES = list(cases(1))
-BY_INDEX = ["distance_bias", "key_bias", "score_mod", "mask_mod", "together"]  # flex can do these
+BY_INDEX = [
+    "distance_bias",
+    "key_bias",
+    "score_mod",
+    "mask_mod",
+    "together",
+    "window",
+    "windowed_bias",
+    "windowed_mask",
+]  # flex can do these
 
 
 def inputs(length: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -272,7 +293,7 @@ def test_flex_visits_every_block_that_a_head_needs() -> None:
     b, h = torch.arange(B).view(-1, 1, 1, 1), torch.arange(H).view(-1, 1, 1)
     i, j = torch.arange(length).view(-1, 1), torch.arange(length)
     for mod in (mask_mod, None):
-        blocks = attention._block_mask(B, H, length, mod, "cpu").to_dense().bool()
+        blocks = attention._block_mask(B, H, length, Hooks(mask_mod=mod), "cpu").to_dense().bool()
         listed = blocks.repeat_interleave(width, -1).repeat_interleave(width, -2)
         keep = (j <= i).expand(B, H, -1, -1) if mod is None else (j <= i) & mod(b, h, i, j)
         assert (listed[..., :length, :length] | ~keep).all()
@@ -280,9 +301,9 @@ def test_flex_visits_every_block_that_a_head_needs() -> None:
 
 
 def test_a_causal_mask_is_made_once_for_all_batches_and_heads() -> None:
-    kept = attention._block_mask(B, H, 130, None, "cpu")
-    assert attention._block_mask(B + 1, H + 1, 130, None, "cpu") is kept
-    assert attention._block_mask(B, H, 131, None, "cpu") is not kept
+    kept = attention._block_mask(B, H, 130, Hooks(), "cpu")
+    assert attention._block_mask(B + 1, H + 1, 130, Hooks(), "cpu") is kept
+    assert attention._block_mask(B, H, 131, Hooks(), "cpu") is not kept
 
 
 def test_a_mask_with_a_rule_is_not_kept_alive() -> None:
@@ -301,7 +322,7 @@ def test_a_mask_with_a_rule_is_not_kept_alive() -> None:
 
 def test_a_causal_mask_first_made_by_an_evaluation_serves_training() -> None:
     with torch.inference_mode():
-        mask = attention._block_mask(B, H, 137, None, "cpu")
+        mask = attention._block_mask(B, H, 137, Hooks(), "cpu")
     assert not mask.kv_indices.is_inference()
     assert not mask.q_indices.is_inference()
 
@@ -364,6 +385,9 @@ KERNELS = [
     ("key_bias", Kernel.dense, Kernel.flex),
     ("score_mod", Kernel.dense, Kernel.flex),
     ("mask_mod", Kernel.dense, Kernel.flex),
+    ("window", Kernel.strided, Kernel.flex),
+    ("windowed_bias", Kernel.strided, Kernel.flex),
+    ("windowed_mask", Kernel.dense, Kernel.flex),
     ("together", Kernel.dense, Kernel.flex),
     ("rescore", Kernel.dense, Kernel.dense),
 ]
@@ -418,15 +442,15 @@ def test_only_a_biased_layer_on_cuda_tries_the_compiler(monkeypatch: pytest.Monk
 
 def test_attend_hands_everything_to_a_scheme_of_its_own() -> None:
     q, k, v = inputs(9)
-    seen: list[tuple[Tensor, ...]] = []
+    seen: list[tuple[Tensor, Tensor, Tensor, int | None]] = []
 
-    def own(*tensors: Tensor) -> Tensor:
-        seen.append(tensors)
-        return tensors[2] + 1
+    def own(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+        seen.append((q, k, v, window))
+        return v + 1
 
-    assert torch.equal(attend(q, k, v, Hooks(rotate=widened, attend=own)), v + 1)
-    for given, received in zip((q, k, v), seen[0], strict=True):
-        assert torch.equal(given, received)  # unrotated and unscaled
+    assert torch.equal(attend(q, k, v, Hooks(rotate=widened, attend=own, window=3)), v + 1)
+    for given, received in zip((q, k, v, 3), seen[0], strict=True):
+        assert given is received  # unrotated and unscaled
 
 
 # ---------------------------------------------------------------- memory, dtype, autocast

@@ -18,6 +18,7 @@ from posbench.cli import COMMANDS, main
 from posbench.cli.completion import query
 from posbench.cli.compose import stamp
 from posbench.config.encodings import AlibiConfig, NoneConfig
+from posbench.config.policies import PRESETS
 from posbench.errors import DivergedError, InterruptedRunError, PosbenchError
 from posbench.version import __version__
 
@@ -287,7 +288,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
 def test_list_encodings_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "encodings", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["id"] for row in rows] == list(config.ENCODINGS)
+    assert [row["id"] for row in rows] == [*config.ENCODINGS, *PRESETS]
     promised = {"id", "family", "form", "parameters", "max_length", "extrapolation_claim",
                 "used_by", "paper"}  # fmt: skip
     assert all(promised <= set(row) for row in rows)

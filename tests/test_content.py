@@ -356,12 +356,12 @@ def test_stick_breaking_by_hand() -> None:
 def test_stick_breaking_shares_out_one_stick() -> None:
     _, q, k, v = inputs(200)
     ones = torch.ones_like(v)
-    given = stick_breaking(q, k, ones, remainder=False)
+    given = stick_breaking(q, k, ones, None, remainder=False)
     assert given.max() <= 1 + 1e-12
     assert (given[:, :, :5] < 1).all()
     assert not given[:, :, 0].any()  # the first token has nothing to look at
-    torch.testing.assert_close(stick_breaking(q, k, ones, remainder=True), ones, **CLOSE)
-    extreme = stick_breaking(1e3 * q.float(), k.float(), v.float(), remainder=False)
+    torch.testing.assert_close(stick_breaking(q, k, ones, None, remainder=True), ones, **CLOSE)
+    extreme = stick_breaking(1e3 * q.float(), k.float(), v.float(), None, remainder=False)
     assert extreme.isfinite().all()
 
 
@@ -386,13 +386,13 @@ def test_path_is_the_product_of_its_reflections(length: int) -> None:
     _, q, k, v = inputs(length)
     _, w, other, _ = inputs(length, seed=4)
     w, beta = w / w.norm(dim=-1, keepdim=True), 2 * sigmoid(other[..., 0])
-    found = path_attention(q, k, v, w, beta)
+    found = path_attention(q, k, v, None, w, beta)
     for i in {0, 1, 7, length - 1, length - 20}:
         if i < 0:
             continue
         weights = walked_scores(q, k, w, beta, i).softmax(-1).unsqueeze(-1)
         torch.testing.assert_close(found[:, :, i], (weights * v[:, :, : i + 1]).sum(2), **CLOSE)
-    single = path_attention(*(each.float() for each in (q, k, v, w, beta)))
+    single = path_attention(q.float(), k.float(), v.float(), None, w.float(), beta.float())
     torch.testing.assert_close(single.double(), found, rtol=0, atol=1e-4)
 
 
@@ -403,7 +403,7 @@ def test_path_reflects_by_hand() -> None:
     q[..., 0] = 3.0
     w = q / 3
     v = torch.randn(1, 1, 70, 2, generator=torch.Generator().manual_seed(0)).double()
-    found = path_attention(q, q, v, w, torch.full((1, 1, 70), 2.0, dtype=torch.float64))
+    found = path_attention(q, q, v, None, w, torch.full((1, 1, 70), 2.0, dtype=torch.float64))
     distance = torch.arange(69, -1, -1)
     scores = 9 / math.sqrt(2) * (1 - 2 * (distance % 2)).double()
     expected = (scores.softmax(0).unsqueeze(-1) * v[0, 0]).sum(0)
@@ -414,7 +414,7 @@ def test_path_reflects_by_hand() -> None:
 def test_path_without_reflections_is_none() -> None:
     _, q, k, v = inputs(150)
     _, w, _, _ = inputs(150, seed=4)
-    found = path_attention(q, k, v, w, torch.zeros(B, H, 150, dtype=torch.float64))
+    found = path_attention(q, k, v, None, w, torch.zeros(B, H, 150, dtype=torch.float64))
     torch.testing.assert_close(found, attend(q, k, v, Hooks()), **CLOSE)
 
 

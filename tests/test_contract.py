@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from posbench.attention import Kernel, attend, score_rows
-from posbench.catalog import ENCODING_CARDS
+from posbench.catalog import ENCODING_CARDS, POLICY_CARDS, EncodingCard
 from posbench.config import ModelConfig
 from posbench.config.encodings import (
     ENCODINGS,
@@ -61,9 +61,10 @@ from posbench.config.extensions import (
     SelfExtendConfig,
     YarnConfig,
 )
+from posbench.config.policies import PRESETS, Policies, Temperature
 from posbench.encodings import CLASSES, Encoding, Hooks
 from posbench.errors import UnsupportedError
-from posbench.model import GPT, build_model, shape_of, token_losses
+from posbench.model import GPT, build_encoding, build_model, token_losses
 
 CONTEXT = 48  # training length; no power of two
 VOCABULARY = 61
@@ -76,6 +77,7 @@ class Case(NamedTuple):
 
     config: EncodingConfig
     extension: ExtensionConfig = NoExtensionConfig()
+    policies: Policies = Policies()
 
 
 VARIANTS = {
@@ -106,8 +108,26 @@ VARIANTS = {
     "fox_remembering": Case(FoxConfig(gate_bias=3.0)),
     "dape_alibi": Case(DapeConfig(base=DapeBase.alibi)),
     "stickbreak_remainder": Case(StickbreakConfig(remainder=True)),
+    "alibi_window": Case(AlibiConfig(), policies=Policies(window=13)),
+    "fire_window": Case(FireConfig(), policies=Policies(window=13)),
+    "path_window": Case(ENCODINGS["path"](), policies=Policies(window=13)),
+    "stickbreak_window": Case(StickbreakConfig(), policies=Policies(window=13)),
+    "alibi_logn": Case(AlibiConfig(), policies=Policies(temperature=Temperature.logn)),
+    "rope_yarn_temperature": Case(RopeConfig(), PiConfig(), Policies(temperature=Temperature.yarn)),
+    "stickbreak_ssmax": Case(StickbreakConfig(), policies=Policies(temperature=Temperature.ssmax)),
 }
-CASES = {name: Case(ENCODINGS[name]()) for name in CLASSES} | VARIANTS
+
+
+def preset_case(name: str) -> Case:
+    """A preset in a model of two layers, where each second one stands for each fourth."""
+    policies = PRESETS[name].at(CONTEXT)
+    if policies.layers != "all":
+        policies = dataclasses.replace(policies, layers="every2nd")
+    return Case(ENCODINGS[PRESETS[name].encoding](), policies=policies)
+
+
+PRESET_CASES = {name: preset_case(name) for name in PRESETS}
+CASES = {name: Case(ENCODINGS[name]()) for name in CLASSES} | PRESET_CASES | VARIANTS
 TRAINABLE = [name for name, case in CASES.items() if isinstance(case.extension, NoExtensionConfig)]
 
 every = pytest.mark.parametrize("name", CASES)
@@ -117,7 +137,9 @@ every_trainable = pytest.mark.parametrize("name", TRAINABLE)
 def make(name: str, seed: int = 0, **size: Any) -> GPT:
     """The case's model; weights large enough that attention does something, none of them zero."""
     case = CASES[name]
-    model = build_model(dataclasses.replace(SIZE, **size), case.config, CONTEXT, VOCABULARY, seed)
+    model = build_model(
+        dataclasses.replace(SIZE, **size), case.config, CONTEXT, VOCABULARY, seed, case.policies
+    )
     model.encoding.extend(case.extension)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -154,6 +176,10 @@ def test_every_encoding_has_a_class_a_config_and_a_card() -> None:
     assert set(CLASSES) == set(ENCODINGS) == {card.id for card in ENCODING_CARDS}
     for name, config in ENCODINGS.items():
         assert config().name == name
+
+
+def test_every_preset_has_a_card() -> None:
+    assert [card.id for card in POLICY_CARDS] == list(PRESETS)
 
 
 def test_every_extension_of_the_table_is_tested_here() -> None:
@@ -336,8 +362,9 @@ def test_neighbouring_positions_differ_in_a_bfloat16_model(name: str, autocast: 
 @torch.no_grad()
 def test_bfloat16_and_autocast_stay_near_float32(name: str) -> None:
     """Nothing blows up at any length: the model itself loses what bfloat16 loses, no more."""
-    model = build_model(SIZE, CASES[name].config, CONTEXT, VOCABULARY, 0).eval()
-    model.encoding.extend(CASES[name].extension)
+    case = CASES[name]
+    model = build_model(SIZE, case.config, CONTEXT, VOCABULARY, 0, case.policies).eval()
+    model.encoding.extend(case.extension)
     for length in lengths(model):
         text = tokens(length)
         expected = model(text)
@@ -359,13 +386,10 @@ def test_no_buffers(name: str) -> None:
 @every
 @torch.no_grad()
 def test_built_on_the_meta_device_and_loaded(name: str) -> None:
-    model = make(name)
+    model, case = make(name), CASES[name]
     with torch.device("meta"):
-        empty = GPT(
-            SIZE,
-            CLASSES[CASES[name].config.name](CASES[name].config, shape_of(SIZE, CONTEXT)),
-            VOCABULARY,
-        )
+        encoding = build_encoding(SIZE, case.config, CONTEXT, case.policies)
+        empty = GPT(SIZE, encoding, VOCABULARY)
     assert all(parameter.is_meta for parameter in empty.parameters())
     loaded = empty.to_empty(device="cpu")
     loaded.load_state_dict(model.state_dict(), strict=True)
@@ -448,7 +472,8 @@ def test_state_dict_round_trip(name: str) -> None:
     with torch.no_grad():
         assert torch.equal(other(tokens(CONTEXT)), model(tokens(CONTEXT)))
     if model.encoding.max_length is None:  # a checkpoint knows no length
-        longer = build_model(SIZE, CASES[name].config, 4 * CONTEXT, VOCABULARY, 0)
+        case = CASES[name]
+        longer = build_model(SIZE, case.config, 4 * CONTEXT, VOCABULARY, 0, case.policies)
         longer.load_state_dict(saved, strict=True)
 
 
@@ -476,12 +501,20 @@ def value_of(formula: str, names: dict[str, int]) -> int:
     return visit(ast.parse(formula, mode="eval").body)
 
 
-@pytest.mark.parametrize("card", ENCODING_CARDS, ids=lambda card: card.id)
+def of_card(card: EncodingCard, context: int) -> tuple[EncodingConfig, Policies]:
+    """What a card's id stands for, at its defaults."""
+    preset = PRESETS.get(card.id)
+    if preset is None:
+        return ENCODINGS[card.id](), Policies()
+    return ENCODINGS[preset.encoding](), preset.at(context)
+
+
+@pytest.mark.parametrize("card", [*ENCODING_CARDS, *POLICY_CARDS], ids=lambda card: card.id)
 @pytest.mark.parametrize("context", [48, 100])
-def test_parameter_count_is_the_documented_formula(card: Any, context: int) -> None:
+def test_parameter_count_is_the_documented_formula(card: EncodingCard, context: int) -> None:
     for size in (SIZE, ModelConfig(layers=3, width=80, heads=5)):
-        config = ENCODINGS[card.id]()
-        model = build_model(size, config, context, VOCABULARY, 0)
+        config, policies = of_card(card, context)
+        model = build_model(size, config, context, VOCABULARY, 0, policies)
         names = {"L": context, "C": size.width, "H": size.heads, "D": size.head_size}
         names["N"] = size.layers
         names |= {key: v for key, v in vars(config).items() if isinstance(v, int)}

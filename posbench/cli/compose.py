@@ -16,6 +16,7 @@ from posbench.cli import arguments, mistakes
 from posbench.cli.space import APPS, App, configs_folder
 from posbench.config.encodings import EncodingConfig
 from posbench.config.extensions import ExtensionConfig
+from posbench.config.policies import part_of
 from posbench.errors import UserError
 from posbench.files import stamp
 
@@ -59,6 +60,7 @@ def register() -> None:
     store.store("posbench", LauncherConfig, "hydra/launcher", provider="posbench")
     # Two starts in one second must not share a folder: the clock and four random digits.
     OmegaConf.register_new_resolver("posbench.stamp", stamp, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("posbench.part", part_of, replace=True)
 
 
 def settings_of(composed: DictConfig) -> config.Settings:

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def _encodings() -> list[Row]:
-    return [dataclasses.asdict(card) for card in catalog.ENCODING_CARDS]
+    return [dataclasses.asdict(card) for card in (*catalog.ENCODING_CARDS, *catalog.POLICY_CARDS)]
 
 
 def _extensions() -> list[Row]:

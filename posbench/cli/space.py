@@ -19,6 +19,7 @@ from typing import Any
 
 from posbench import config
 from posbench.config.fields import default_of
+from posbench.config.policies import PRESETS
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -118,13 +119,13 @@ def options(group: str, extra: tuple[Path, ...] = ()) -> dict[str, Option]:
     for folder in (configs_folder(), *extra):
         for path in sorted((folder / group).glob("*.yaml")):
             found[path.stem] = _option(group, path, found)
-    order = [*config.GROUPS.get(group, {}), *_by_size(group)]
+    order = [*config.GROUPS.get(group, {}), *_EXTRA.get(group, ())]
     known = {name: found[name] for name in order if name in found}
     return {**known, **found}
 
 
-def _by_size(group: str) -> tuple[str, ...]:
-    return ("tiny", "small", "base", "medium") if group == "model" else ()
+# Options beside those of the name tables, in the order that people look for them.
+_EXTRA = {"model": ("tiny", "small", "base", "medium"), "encoding": tuple(PRESETS)}
 
 
 def _option(group: str, path: Path, known: dict[str, Option]) -> Option:

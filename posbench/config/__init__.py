@@ -14,6 +14,7 @@ from typing import Any
 from posbench.config.encodings import ENCODINGS, EncodingConfig, RopeConfig
 from posbench.config.extensions import EXTENSIONS, ExtensionConfig, NoExtensionConfig
 from posbench.config.fields import setting
+from posbench.config.policies import Policies, Temperature
 
 
 class Device(StrEnum):
@@ -183,7 +184,7 @@ class TrainConfig:
 
 
 @dataclass
-class TrainSettings:
+class TrainSettings(Policies):
     """All settings of `posbench train`."""
 
     encoding: EncodingConfig = setting(RopeConfig(), "positional encoding")
@@ -224,6 +225,10 @@ class EvalConfig:
     beyond: Beyond = setting(
         Beyond.error, "past the end of a trained table (learned): refuse, or a named variant"
     )
+    temperature: Temperature | None = setting(
+        None,
+        "of the scores: another one than in training (none, logn, yarn, drope); null: as trained",
+    )
     bootstrap: int = setting(2000, "resamples of the document bootstrap", low=100)
 
 
@@ -249,7 +254,7 @@ class InspectConfig:
 
 
 @dataclass
-class InspectSettings:
+class InspectSettings(Policies):
     """All settings of `posbench inspect`."""
 
     encoding: EncodingConfig = setting(RopeConfig(), "positional encoding")

@@ -47,6 +47,8 @@ class EncodingConfig:
     """How the model learns where its tokens are."""
 
     rotary: ClassVar[bool] = False  # has rotary frequencies, which extensions stretch
+    in_layers: ClassVar[bool] = True  # acts in attention layers, not on the embeddings
+    by_position: ClassVar[bool] = True  # reads the numbers of positions
     name: str = setting("none", "id of the scheme")
 
     def takes(self, extension: ExtensionConfig) -> bool:
@@ -60,6 +62,8 @@ class EncodingConfig:
 class NoneConfig(EncodingConfig):
     """No positional encoding; the causal mask alone orders the tokens (Haviv et al. 2022)."""
 
+    in_layers: ClassVar[bool] = False
+    by_position: ClassVar[bool] = False
     name: str = setting("none", "id of the scheme")
 
 
@@ -67,6 +71,7 @@ class NoneConfig(EncodingConfig):
 class SinusoidalConfig(EncodingConfig):
     """Fixed sines and cosines added to the token embeddings (Vaswani et al. 2017)."""
 
+    in_layers: ClassVar[bool] = False
     name: str = setting("sinusoidal", "id of the scheme")
     base: float = setting(10_000.0, "base of the geometric series of wavelengths", low=1.0)
     scale: float = setting(
@@ -79,6 +84,7 @@ class SinusoidalConfig(EncodingConfig):
 class LearnedConfig(EncodingConfig):
     """One trained vector per absolute position (GPT-2); undefined beyond its table."""
 
+    in_layers: ClassVar[bool] = False
     name: str = setting("learned", "id of the scheme")
     std: float = setting(0.02, "standard deviation of the initial table", low=0.0)
 
@@ -286,6 +292,7 @@ class TxlConfig(EncodingConfig):
 class FoxConfig(EncodingConfig):
     """Forgetting attention: each token may fade all before it (Lin et al. 2025)."""
 
+    by_position: ClassVar[bool] = False
     name: str = setting("fox", "id of the scheme")
     gate_bias: float = setting(
         0.0, "initial gate constant b: a token keeps sigmoid(b) of the past; 0 is the paper's"
@@ -314,6 +321,7 @@ class GrapeConfig(EncodingConfig):
 class CopeConfig(EncodingConfig):
     """Contextual positions: count only the tokens that gates let count (Golovneva et al. 2024)."""
 
+    by_position: ClassVar[bool] = False
     name: str = setting("cope", "id of the scheme")
     steps: int = setting(
         16, "positions with a vector, the last for all beyond; the paper's 64 is for 1024", low=2
@@ -342,6 +350,7 @@ class DapeV2Config(DapeConfig):
 class StickbreakConfig(EncodingConfig):
     """Stick-breaking attention: nearer keys take their share first (Tan et al. 2025)."""
 
+    by_position: ClassVar[bool] = False
     name: str = setting("stickbreak", "id of the scheme")
     remainder: bool = setting(False, "give what no key took to the token's own value")
 
@@ -350,6 +359,7 @@ class StickbreakConfig(EncodingConfig):
 class PathConfig(EncodingConfig):
     """PaTH: accumulated reflections between key and query, chosen by content (Yang et al. 2025)."""
 
+    by_position: ClassVar[bool] = False
     name: str = setting("path", "id of the scheme")
     rank: int = setting(32, "rank of the projection that the directions come from", low=1)
 

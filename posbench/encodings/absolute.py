@@ -73,12 +73,12 @@ class Learned(Encoding):
 
     def __init__(self, config: LearnedConfig, shape: Shape) -> None:
         super().__init__(config, shape)
-        self.table = nn.Parameter(torch.empty(shape.train_length, shape.width))
+        self.table = nn.Parameter(torch.empty(shape.positions, shape.width))
         self.beyond = Beyond.error
 
     @property
     def max_length(self) -> int | None:
-        return self.shape.train_length if self.beyond is Beyond.error else None
+        return self.shape.positions if self.beyond is Beyond.error else None
 
     @property
     def limit(self) -> str:

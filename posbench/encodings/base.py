@@ -16,9 +16,11 @@ fast path, written once in `posbench.attention`:
     mask_mod       (b, h, i, j) -> keep; and-ed with the causal mask
     rescore        (scores [B, H, R, T], q [B, H, R, D], k, rows [R]) -> scores, for what needs the
                    whole row of logits
-    attend         (q, k, v) -> out, for what is not a softmax over q.k; owns causality and scale
-    temperature    multiplies the scaled scores q.k / sqrt(D) before any bias: a number, or [T],
-                   one per query
+    attend         (q, k, v, window) -> out, for what is not a softmax over q.k; owns causality,
+                   scale and the window
+    window         how many keys a query looks back on, its own included; None: all
+    temperature    multiplies the scaled scores q.k / sqrt(D) before any bias: a number, [T], one
+                   per query, or [H, T]
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ DistanceBias = Callable[[Tensor], Tensor]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Rescore = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
 Generators = Callable[[str], torch.Generator]
 
 
@@ -51,6 +53,12 @@ class Shape(NamedTuple):
     head_size: int
     width: int
     train_length: int
+    drawn_below: int | None = None  # bound of the positions that training draws; None: plain ones
+
+    @property
+    def positions(self) -> int:
+        """How many different positions training has."""
+        return self.drawn_below or self.train_length
 
 
 class Hooks(NamedTuple):
@@ -63,6 +71,7 @@ class Hooks(NamedTuple):
     mask_mod: MaskMod | None = None
     rescore: Rescore | None = None
     attend: Attend | None = None
+    window: int | None = None
     temperature: float | Tensor = 1.0
 
 
@@ -129,6 +138,9 @@ class Encoding(nn.Module):
             raise UnsupportedError(
                 f"beyond={beyond} is for tables that end; {self.config.name} has none"
             )
+
+    def trained_to(self, share: float) -> None:
+        """Training has come as far as `share`, 0 to 1; what changes on the way changes here."""
 
     def initialise(self, generators: Generators) -> None:
         """Fill the scheme's own parameters; `generators(name)` is seeded for that parameter."""

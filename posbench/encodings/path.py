@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from posbench.config.encodings import PathConfig
 from posbench.encodings.base import Encoding, Generators, Hooks, Shape, precise
-from posbench.encodings.gates import WEIGHT_STD, project
+from posbench.encodings.gates import WEIGHT_STD, future, project
 
 ROWS = 64  # tokens whose reflections are multiplied out at once
 TAPS = 3  # of the short convolution: a token and the two before it
@@ -32,7 +32,9 @@ def reflections(w: Tensor, beta: Tensor) -> Tensor:
     return factor
 
 
-def path_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+def path_attention(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None, w: Tensor, beta: Tensor
+) -> Tensor:
     """Attention [B, H, T, D] with scores q_i . (H_i ... H_{j+1} k_j) / sqrt(D), causal.
 
     w [B, H, T, D] are unit vectors and beta [B, H, T] from 0 to 2. Chunk by chunk: the keys so far
@@ -50,10 +52,13 @@ def path_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> 
         towards = (q[:, :, here] @ passed.transpose(-1, -2)).tril() @ factor
         met = passed @ own.transpose(-1, -2)
         inside = q[:, :, here] @ own.transpose(-1, -2) - towards @ met.tril(-1)
-        ahead = torch.ones(inside.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         earlier = (q[:, :, here] - towards @ passed) @ walked.transpose(-1, -2)
-        scores = torch.cat((earlier, inside.masked_fill(ahead, float("-inf"))), dim=-1)
-        chunks.append(scores.softmax(dim=-1) @ seen)
+        scores = torch.cat((earlier, inside), dim=-1)
+        rows = torch.arange(start, scores.shape[-1], device=q.device)
+        hidden = future(rows, scores.shape[-1])
+        if window is not None:
+            hidden |= ~future(rows - window, scores.shape[-1])
+        chunks.append(scores.masked_fill(hidden, float("-inf")).softmax(dim=-1) @ seen)
         # Through the rest of the chunk: all tokens for earlier keys, the later ones for its own.
         back = passed.transpose(-1, -2) @ factor
         own = own - (back @ met.tril(-1)).transpose(-1, -2)

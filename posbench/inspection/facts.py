@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from posbench.config import InspectSettings
-from posbench.encodings import Encoding, Hooks, build
+from posbench.config.policies import policies_of, scheme
+from posbench.encodings import Encoding, Hooks
 from posbench.errors import UnsupportedError, UserError
 from posbench.inspection.checks import run_checks
-from posbench.model import seeded, shape_of
+from posbench.model import build_encoding, seeded
 from posbench.results import strict
 from posbench.rules import check_extension
 from posbench.saved import to_dict
@@ -43,7 +44,8 @@ class Subject:
     @property
     def title(self) -> str:
         """The encoding and its extension in words."""
-        name = self.settings.encoding.name
+        settings = self.settings
+        name = scheme(settings.encoding.name, policies_of(settings), settings.context)
         return f"{name} with {self.settings.extension.name}" if self.extended else name
 
     def hooks(self, length: int) -> Hooks:
@@ -71,7 +73,9 @@ def prepare(settings: InspectSettings) -> Subject:
 
 
 def _built(settings: InspectSettings) -> Encoding:
-    encoding = build(settings.encoding, shape_of(settings.model, settings.context))
+    encoding = build_encoding(
+        settings.model, settings.encoding, settings.context, policies_of(settings)
+    )
     with torch.no_grad():
         encoding.initialise(lambda name: seeded(settings.seed, f"encoding.{name}"))
     return encoding

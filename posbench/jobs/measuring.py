@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.catalog import EXTENSION_CARDS
-from posbench.config import Beyond, EvalSettings
+from posbench.config import Beyond, EvalConfig, EvalSettings
+from posbench.config.policies import policies_of
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UnsupportedError, UserError
 from posbench.results import Evaluation, Row, Status
-from posbench.runs import TOKENIZER, Run, fingerprint, load_run
+from posbench.runs import TOKENIZER, Run, fingerprint, load_run, scheme_of
 from posbench.saved import to_dict
 
 if TYPE_CHECKING:
     from posbench.data import Dataset
+    from posbench.encodings import Encoding
     from posbench.evaluation import Plan
     from posbench.runtime import Runtime
 
@@ -60,22 +62,34 @@ def raise_damaged(sentences: list[str]) -> None:
 
 
 def _candidate(folder: Path, settings: EvalSettings) -> Candidate:
-    from posbench.encodings import build
-    from posbench.model import shape_of
+    from posbench.model import build_encoding
 
     candidate = Candidate(folder)
     try:
         run = candidate.run = load_run(folder)
         run.checkpoint()
         run.tokenizer_json()
-        encoding = build(run.settings.encoding, shape_of(run.settings.model, run.settings.context))
-        encoding.extend(settings.extension)
-        encoding.go_beyond(settings.eval.beyond)
+        trained = run.settings
+        encoding = build_encoding(
+            trained.model, trained.encoding, trained.context, policies_of(trained)
+        )
+        encoding.trained_to(1.0)
+        _as_evaluated(encoding, settings)
     except CheckpointError as error:
         candidate.damaged = str(error)
     except UnsupportedError as error:
         candidate.refused = str(error)
     return candidate
+
+
+def _as_evaluated(encoding: Encoding, settings: EvalSettings) -> Encoding:
+    """A trained encoding as `settings` want it measured; raises UnsupportedError."""
+    from posbench.encodings.policies import warmed
+
+    encoding.extend(settings.extension)
+    encoding.go_beyond(settings.eval.beyond)
+    temperature = settings.eval.temperature
+    return encoding if temperature is None else warmed(encoding, temperature)
 
 
 def _distinguish(runs: list[Run]) -> None:
@@ -90,7 +104,7 @@ def _distinguish(runs: list[Run]) -> None:
 
 def _fits_none(settings: EvalSettings, candidates: list[Candidate]) -> str:
     extension, beyond = settings.extension, settings.eval.beyond
-    names = sorted({each.run.settings.encoding.name for each in candidates if each.run})
+    names = sorted({scheme_of(each.run.settings) for each in candidates if each.run})
     beside = "" if extension.name == "none" else f", beside extension={extension.name}"
     if beyond is not Beyond.error:
         return (
@@ -105,9 +119,14 @@ def _fits_none(settings: EvalSettings, candidates: list[Candidate]) -> str:
     )
 
 
-def _variant(beyond: Beyond) -> str:
+def _variant(config: EvalConfig) -> str:
     """What a row says of a model that is not evaluated as it was trained."""
-    return "" if beyond is Beyond.error else f"beyond={beyond}"
+    parts = []
+    if config.beyond is not Beyond.error:
+        parts.append(f"beyond={config.beyond}")
+    if config.temperature is not None:
+        parts.append(f"temperature={config.temperature}")
+    return " ".join(parts)
 
 
 class Measurement:
@@ -161,8 +180,7 @@ class Measurement:
             return Evaluation(rows=skipped_rows(row, lengths, config.protocols), runs=[record])
         dataset = self._dataset(run)
         model = run.model()
-        model.encoding.extend(self.settings.extension)
-        model.encoding.go_beyond(config.beyond)
+        model.encoding = _as_evaluated(model.encoding, self.settings)
         model = model.to(self.runtime.device)
         subject = Subject(model, row, dataset.test, dataset.tokenizer.byte_lengths)
         measured = evaluate_model(subject, self._plan(run), config, self.runtime, scored)
@@ -174,7 +192,7 @@ class Measurement:
             run_id=folder.name,
             encoding="unknown",
             extension=self.settings.extension.name,
-            variant=_variant(self.settings.eval.beyond),
+            variant=_variant(self.settings.eval),
             model="unknown",
             seed=0,
             train_length=0,
@@ -187,9 +205,9 @@ class Measurement:
         settings = run.settings
         return Row(
             run_id=run.id,
-            encoding=settings.encoding.name,
+            encoding=scheme_of(settings),
             extension=self.settings.extension.name,
-            variant=_variant(self.settings.eval.beyond),
+            variant=_variant(self.settings.eval),
             model=settings.model.name,
             seed=settings.seed,
             train_length=settings.context,
@@ -243,7 +261,7 @@ class Measurement:
         return {
             "run_id": run.id,
             "folder": str(run.folder),
-            "encoding": settings.encoding.name,
+            "encoding": scheme_of(settings),
             "model": settings.model.name,
             "seed": settings.seed,
             "train_length": settings.context,

@@ -17,6 +17,7 @@ from posbench.runs import (
     Run,
     fingerprint,
     now,
+    scheme_of,
     update,
 )
 
@@ -47,7 +48,7 @@ class Session:
         lines = [
             f"run        {self.run.id} in {self.run.folder}",
             f"model      {settings.model.name}, {cost['parameters']:,} parameters, of which "
-            f"{cost['encoding_parameters']:,} belong to encoding={settings.encoding.name}",
+            f"{cost['encoding_parameters']:,} belong to encoding={scheme_of(settings)}",
             f"data       {self.dataset.corpus}, {self.dataset.documents:,} documents, "
             f"{self.dataset.tokenizer.vocabulary} tokens in the vocabulary "
             f"(tokenizer={settings.tokenizer.name})",
@@ -73,7 +74,7 @@ class Session:
         self.validation: dict[float, float] = {}
         self.spent = 0.0  # seconds in optimizer steps, validation and saving left out
         journal = Journal(self.run.folder / METRICS, first)
-        title = f"train {settings.encoding.name}"
+        title = f"train {scheme_of(settings)}"
         try:
             with (
                 TrainBoard(self.run.folder / "tb", purge_step=first + 1) as board,

@@ -35,6 +35,7 @@ from posbench.runs import (
     load_run,
     now,
     open_run,
+    scheme_of,
     update,
 )
 from posbench.saved import from_dict, to_dict
@@ -52,7 +53,7 @@ def train(settings: TrainSettings, folder: Path | str | None = None) -> Run:
     Without a folder, in a new one below outputs/train.
     """
     if folder is None:
-        folder = outputs() / "train" / f"{stamp()}-{settings.encoding.name}"
+        folder = outputs() / "train" / f"{stamp()}-{scheme_of(settings)}"
     run_training(settings, Path(folder), ["posbench.train"])
     return load_run(folder)
 

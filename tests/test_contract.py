@@ -130,6 +130,9 @@ PRESET_CASES = {name: preset_case(name) for name in PRESETS}
 CASES = {name: Case(ENCODINGS[name]()) for name in CLASSES} | PRESET_CASES | VARIANTS
 TRAINABLE = [name for name, case in CASES.items() if isinstance(case.extension, NoExtensionConfig)]
 
+# Their networks bend at zero: float32 puts a unit near it on the other side than float64 does.
+BENT = {"dape", "dape_v2", "fire"}
+
 every = pytest.mark.parametrize("name", CASES)
 every_trainable = pytest.mark.parametrize("name", TRAINABLE)
 
@@ -279,7 +282,7 @@ def test_fast_path_is_the_dense_oracle_forward_and_gradient(name: str, length: i
         assert exact is not None
         error = (parameter.grad.double() - exact).norm() / exact.norm()
         assert exact.norm() > 0, key
-        assert error < 1e-4, (key, error)
+        assert error < (3e-3 if CASES[name].config.name in BENT else 1e-4), (key, error)
 
 
 class Observed(NamedTuple):

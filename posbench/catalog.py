@@ -41,6 +41,9 @@ ROTARY = "rope, rope_partial, rope_p, rope_abf, xpos, pope"
 # What a rule for positions applies to: where a rotation alone decides the score.
 ROTATION = "rope, rope_partial, rope_p, rope_abf"
 
+# What a rule for distances applies to: a plain rotation, a bias by distance alone, or nothing.
+DISTANCES = f"none, {ROTATION}, alibi, alibi_learned, t5, kerple_log, kerple_power, sandwich, dpb"
+
 ENCODING_CARDS = (
     EncodingCard(
         id="none",
@@ -552,5 +555,29 @@ EXTENSION_CARDS = (
         applies_to=ROTATION,
         length_dependent="no",
         paper="Jin et al. 2024, arXiv:2401.01325",
+    ),
+    ExtensionCard(
+        id="lm_infinite",
+        summary="only the first tokens and a window are seen; no distance exceeds the window",
+        formula="seen: j < sinks or i - j < window; distance = min(i - j, window)",
+        applies_to=DISTANCES,
+        length_dependent="no",
+        paper="Han et al. 2023, arXiv:2308.16137",
+    ),
+    ExtensionCard(
+        id="streaming",
+        summary="only the first tokens and a window are seen, at their places in such a cache",
+        formula="seen: j < sinks or i - j < window; sinks: min(i, sinks + window - 1) - j",
+        applies_to=DISTANCES,
+        length_dependent="no",
+        paper="Xiao et al. 2023, arXiv:2309.17453",
+    ),
+    ExtensionCard(
+        id="alibi_pi",
+        summary="position interpolation of ALiBi: every slope divided by s",
+        formula="slope' = slope / s",
+        applies_to="alibi, alibi_learned",
+        length_dependent="unless extension.factor is set",
+        paper="Al-Khateeb et al. 2023, arXiv:2310.13017",
     ),
 )

@@ -286,14 +286,10 @@ def _check_training(settings: TrainSettings) -> None:
 
 
 def check_extension(settings: InspectSettings) -> None:
-    """Raise UserError if the extension has nothing to act on (it needs rotary frequencies)."""
+    """Raise UserError if the encoding does not have what the extension acts on."""
     _check_stretch(settings.extension)
     extension, encoding = settings.extension, settings.encoding
     if not encoding.takes(extension):
         able = ", ".join(name for name, kind in ENCODINGS.items() if kind().takes(extension))
-        lacks = (
-            f"needs scores that a rotation alone decides; those of encoding={encoding.name} are not"
-            if encoding.rotary
-            else f"changes rotary frequencies, and encoding={encoding.name} has none"
-        )
-        raise UserError(f"extension={extension.name} {lacks}. It applies to encoding={able}.")
+        lacks = extension.refusal(f"encoding={encoding.name}")
+        raise UserError(f"extension={lacks}. It applies to encoding={able}.")

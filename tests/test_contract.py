@@ -35,6 +35,7 @@ from posbench.config.encodings import (
     KerpleLogConfig,
     KerplePowerConfig,
     Layout,
+    NoneConfig,
     PopeConfig,
     RopeConfig,
     RopePartialConfig,
@@ -48,10 +49,12 @@ from posbench.config.encodings import (
 from posbench.config.extensions import (
     EXTENSIONS,
     AbfConfig,
+    AlibiPiConfig,
     DynamicNtkConfig,
     ExtensionConfig,
     LeakyReropeConfig,
     Llama3Config,
+    LmInfiniteConfig,
     LongropeConfig,
     NoExtensionConfig,
     NtkByPartsConfig,
@@ -59,6 +62,7 @@ from posbench.config.extensions import (
     PiConfig,
     ReropeConfig,
     SelfExtendConfig,
+    StreamingConfig,
     YarnConfig,
 )
 from posbench.config.policies import PRESETS, Policies, Temperature
@@ -102,6 +106,18 @@ VARIANTS = {
     "rope_rerope": Case(RopeConfig(), ReropeConfig()),
     "rope_leaky_rerope": Case(RopeConfig(layout=Layout.half), LeakyReropeConfig(logn=False)),
     "rope_self_extend": Case(RopePartialConfig(), SelfExtendConfig(group=7)),  # 1000 is no multiple
+    "rope_lm_infinite": Case(RopeConfig(), LmInfiniteConfig(window=20)),
+    "rope_streaming": Case(RopePartialConfig(layout=Layout.half), StreamingConfig(window=20)),
+    "rope_p_window": Case(RopePConfig(), StreamingConfig(sinks=0, window=20)),
+    "none_lm_infinite": Case(NoneConfig(), LmInfiniteConfig(window=20)),
+    "none_streaming": Case(NoneConfig(), StreamingConfig(window=20)),
+    "alibi_lm_infinite": Case(AlibiConfig(), LmInfiniteConfig(window=20)),
+    "alibi_streaming": Case(AlibiConfig(), StreamingConfig(window=20)),
+    "alibi_window": Case(AlibiConfig(), StreamingConfig(sinks=0, window=20)),
+    "t5_streaming": Case(T5Config(), StreamingConfig(window=20)),
+    "dpb_lm_infinite": Case(DpbConfig(), LmInfiniteConfig(window=20)),
+    "alibi_pi": Case(AlibiConfig(), AlibiPiConfig()),
+    "alibi_learned_pi": Case(AlibiLearnedConfig(share_layers=False), AlibiPiConfig(factor=4.0)),
     "rope_p_yarn": Case(RopePConfig(), YarnConfig()),
     "xpos_half_pi": Case(XposConfig(layout=Layout.half), PiConfig(factor=4.0)),
     "pope_yarn": Case(PopeConfig(), YarnConfig()),
@@ -231,7 +247,7 @@ def test_shift_of_all_positions(name: str) -> None:
     shift = 1000 if limit is None else limit - length
     positions = torch.arange(length)
     text = tokens(length)
-    position_free = type(model.encoding) is Encoding
+    position_free = CASES[name] == Case(NoneConfig())
     single = (model(text, positions) - model(text, positions + shift)).abs().max().item()
     model = model.double()
     double = (model(text, positions) - model(text, positions + shift)).abs().max().item()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbench.config.encodings import ENCODINGS, Layout, RopeConfig
+from posbench.config.encodings import ENCODINGS, Layout, NoneConfig, RopeConfig, RotaryConfig
 from posbench.config.extensions import (
     EXTENSIONS,
     AbfConfig,
@@ -18,12 +18,12 @@ from posbench.config.extensions import (
     ExtensionConfig,
     Llama3Config,
     LongropeConfig,
+    Need,
     NoExtensionConfig,
     NtkByPartsConfig,
     NtkConfig,
     PiConfig,
     Ramp,
-    RegroupingConfig,
     ScaledConfig,
     YarnConfig,
 )
@@ -45,13 +45,10 @@ from posbench.errors import UnsupportedError
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("golden_values.json").read_text())
 EXACT = {"rtol": 1e-13, "atol": 1e-15}
-STRETCHING = [
-    name
-    for name, kind in EXTENSIONS.items()
-    if not issubclass(kind, NoExtensionConfig | RegroupingConfig)
-]
-SCALING = [name for name, kind in EXTENSIONS.items() if issubclass(kind, ScaledConfig)]
-ROTARY = [name for name, kind in ENCODINGS.items() if kind.rotary]
+STRETCHING = [name for name, kind in EXTENSIONS.items() if kind.needs is Need.frequencies]
+ON_ROPE = [name for name, kind in EXTENSIONS.items() if RopeConfig().takes(kind())]
+SCALING = [name for name in STRETCHING if issubclass(EXTENSIONS[name], ScaledConfig)]
+ROTARY = [name for name, kind in ENCODINGS.items() if issubclass(kind, RotaryConfig)]
 LAYOUTS = list(Layout)
 
 
@@ -403,7 +400,7 @@ def test_every_extension_changes_something_beyond_the_training_length(name: str)
 # ---------------------------------------------------------------- what the result depends on
 
 
-@pytest.mark.parametrize("name", sorted(EXTENSIONS))
+@pytest.mark.parametrize("name", ON_ROPE)
 def test_the_order_of_lengths_does_not_matter(name: str) -> None:
     def tables(lengths: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
         rope = make_rope()
@@ -507,7 +504,7 @@ def test_an_encoding_without_frequencies_refuses(encoding: str) -> None:
 def test_an_extension_is_refused_where_nothing_is_rotated(name: str) -> None:
     unrotated: list[Encoding] = [
         build(RopeConfig(fraction=0.0), Shape(1, 2, 8, 16, 32)),
-        Encoding(RopeConfig(name="none"), Shape(1, 2, 8, 16, 32)),
+        Encoding(NoneConfig(), Shape(1, 2, 8, 16, 32)),
     ]
     for encoding in unrotated:
         with pytest.raises(UnsupportedError, match=f"{name} changes rotary frequencies"):

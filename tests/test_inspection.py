@@ -37,8 +37,14 @@ CONTRACT = [
     "bias",
 ]
 CONTENT = ("fox", "cable", "grape_ap", "cope", "dape", "dape_v2", "stickbreak", "path")
-SUBJECTS = [(name, "none") for name in ENCODINGS] + [("rope", name) for name in EXTENSIONS][1:]
-ROTARY = [name for name, kind in ENCODINGS.items() if kind.rotary]
+ON_ROPE = [name for name, kind in EXTENSIONS.items() if ENCODINGS["rope"]().takes(kind())]
+SUBJECTS = [
+    *((name, "none") for name in ENCODINGS),
+    *(("rope", name) for name in ON_ROPE[1:]),
+    *(("alibi", name) for name in ("lm_infinite", "streaming", "alibi_pi")),
+    ("none", "streaming"),
+]
+ROTARY = [name for name, kind in ENCODINGS.items() if issubclass(kind, RotaryConfig)]
 NORM = "rotation_keeps_norm"
 SCORE = "score_depends_on_distance_alone"
 PRODUCT = "embedding_dot_product_depends_on_distance_alone"
@@ -282,7 +288,8 @@ def test_what_holds_of_each_encoding(encoding: str, extension: str, precision: s
     holds = {name: check and check[precision]["holds"] for name, check in checks.items()}
     absolute = encoding in ("sinusoidal", "learned", "grape_ap")
     norm = False if encoding == "txl" else None
-    moved = extension in ("rerope", "leaky_rerope", "self_extend")  # groups begin at 0; logn
+    # Groups and sinks begin at 0; logn.
+    moved = extension in ("rerope", "leaky_rerope", "self_extend", "lm_infinite", "streaming")
     first_key = encoding == "dape_v2"  # convolved with zeros where others have a neighbour
     scored = encoding not in ("stickbreak", "path")  # these have no row of scores to ask for
     relative = not absolute and not first_key and not moved and encoding != "fire"
@@ -297,7 +304,7 @@ def test_what_holds_of_each_encoding(encoding: str, extension: str, precision: s
     assert not checks[NORM] or checks[NORM]["claimed"] == holds[NORM]
 
 
-@pytest.mark.parametrize("extension", EXTENSIONS)
+@pytest.mark.parametrize("extension", ON_ROPE)
 def test_half_rotated_heads_and_texts_longer_than_are_checked(extension: str) -> None:
     settings = asked(
         "rope", extension, options={"fraction": 0.5}, heads=2, length=MOST_POSITIONS + 1000

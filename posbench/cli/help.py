@@ -133,6 +133,11 @@ def _section(title: str, rows: Any) -> str:
             lines.append(f"  {left}")
             head = indent
         lines += textwrap.wrap(
-            right, WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False
+            right,
+            WIDTH,
+            initial_indent=head,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
         ) or [head.rstrip()]
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from posbench.config.extensions import ExtensionConfig, NoExtensionConfig, RegroupingConfig
+from posbench.config.extensions import ExtensionConfig, Need
 from posbench.config.fields import setting
 
 
@@ -46,22 +46,21 @@ class DapeBase(StrEnum):
 class EncodingConfig:
     """How the model learns where its tokens are."""
 
-    rotary: ClassVar[bool] = False  # has rotary frequencies, which extensions stretch
+    offers: ClassVar[frozenset[Need]] = frozenset()  # what extensions can act on
     in_layers: ClassVar[bool] = True  # acts in attention layers, not on the embeddings
     by_position: ClassVar[bool] = True  # reads the numbers of positions
     name: str = setting("none", "id of the scheme")
 
     def takes(self, extension: ExtensionConfig) -> bool:
         """Whether `extension` means something to the scheme."""
-        return isinstance(extension, NoExtensionConfig) or (
-            self.rotary and not isinstance(extension, RegroupingConfig)
-        )
+        return extension.needs in {Need.nothing, *self.offers}
 
 
 @dataclass
 class NoneConfig(EncodingConfig):
     """No positional encoding; the causal mask alone orders the tokens (Haviv et al. 2022)."""
 
+    offers: ClassVar[frozenset[Need]] = frozenset({Need.distances})
     in_layers: ClassVar[bool] = False
     by_position: ClassVar[bool] = False
     name: str = setting("none", "id of the scheme")
@@ -93,7 +92,7 @@ class LearnedConfig(EncodingConfig):
 class RotaryConfig(EncodingConfig):
     """What every scheme that turns queries and keys by frequencies has."""
 
-    rotary: ClassVar[bool] = True
+    offers: ClassVar[frozenset[Need]] = frozenset({Need.frequencies})
     theta: float = setting(10_000.0, "base of the geometric series of frequencies", low=1.0)
 
     def rotated(self, head_size: int) -> int:
@@ -108,15 +107,16 @@ class PairedConfig(RotaryConfig):
     layout: Layout = setting(Layout.interleaved, "which two channels of a head form a pair")
 
 
+_ROTATION = frozenset({Need.frequencies, Need.rotation, Need.distances})
+
+
 @dataclass
 class RopeConfig(PairedConfig):
     """Rotary embedding: rotate pairs of query and key channels by the position (Su et al. 2021)."""
 
+    offers: ClassVar[frozenset[Need]] = _ROTATION
     name: str = setting("rope", "id of the scheme")
     fraction: float = setting(1.0, "leading share of each head that is rotated", 0.0, 1.0)
-
-    def takes(self, extension: ExtensionConfig) -> bool:
-        return True
 
     def rotated(self, head_size: int) -> int:
         return round(self.fraction * head_size)
@@ -142,11 +142,9 @@ class RopeAbfConfig(RopeConfig):
 class RopePConfig(PairedConfig):
     """p-RoPE: the slowest pairs do not turn, the others as in RoPE (Barbero et al. 2024)."""
 
+    offers: ClassVar[frozenset[Need]] = _ROTATION
     name: str = setting("rope_p", "id of the scheme")
     share: float = setting(0.75, "p: share of the pairs that turn, the fastest first", 0.0, 1.0)
-
-    def takes(self, extension: ExtensionConfig) -> bool:
-        return True
 
 
 @dataclass
@@ -186,9 +184,17 @@ class PopeConfig(RotaryConfig):
 
 
 @dataclass
-class AlibiConfig(EncodingConfig):
+class ByDistanceConfig(EncodingConfig):
+    """What every scheme has whose bias the distance i - j alone decides."""
+
+    offers: ClassVar[frozenset[Need]] = frozenset({Need.distances})
+
+
+@dataclass
+class AlibiConfig(ByDistanceConfig):
     """A bias that falls linearly with distance, one slope per head (Press et al. 2022)."""
 
+    offers: ClassVar[frozenset[Need]] = frozenset({Need.distances, Need.slopes})
     name: str = setting("alibi", "id of the scheme")
     free_heads: int = setting(0, "last heads that get no bias; the others share the slopes", low=0)
 
@@ -197,15 +203,16 @@ _SHARE = "one set of parameters for all layers, instead of one for each"
 
 
 @dataclass
-class AlibiLearnedConfig(EncodingConfig):
+class AlibiLearnedConfig(ByDistanceConfig):
     """ALiBi whose slopes are trained, from ALiBi's own, and stay positive."""
 
+    offers: ClassVar[frozenset[Need]] = frozenset({Need.distances, Need.slopes})
     name: str = setting("alibi_learned", "id of the scheme")
     share_layers: bool = setting(True, _SHARE)
 
 
 @dataclass
-class T5Config(EncodingConfig):
+class T5Config(ByDistanceConfig):
     """A trained bias per head and bucket of distances (Raffel et al. 2020)."""
 
     name: str = setting("t5", "id of the scheme")
@@ -220,7 +227,7 @@ class T5Config(EncodingConfig):
 
 
 @dataclass
-class KerpleLogConfig(EncodingConfig):
+class KerpleLogConfig(ByDistanceConfig):
     """A bias that falls with the logarithm of the distance, trained per head (Chi et al. 2022)."""
 
     name: str = setting("kerple_log", "id of the scheme")
@@ -228,7 +235,7 @@ class KerpleLogConfig(EncodingConfig):
 
 
 @dataclass
-class KerplePowerConfig(EncodingConfig):
+class KerplePowerConfig(ByDistanceConfig):
     """A bias that falls with a power of the distance, trained per head (Chi et al. 2022)."""
 
     name: str = setting("kerple_power", "id of the scheme")
@@ -236,7 +243,7 @@ class KerplePowerConfig(EncodingConfig):
 
 
 @dataclass
-class SandwichConfig(EncodingConfig):
+class SandwichConfig(ByDistanceConfig):
     """The product of two sinusoidal embeddings as a bias, per head (Chi et al. 2023)."""
 
     name: str = setting("sandwich", "id of the scheme")
@@ -245,7 +252,7 @@ class SandwichConfig(EncodingConfig):
 
 
 @dataclass
-class DpbConfig(EncodingConfig):
+class DpbConfig(ByDistanceConfig):
     """Dynamic position bias: a small network from the distance to a bias (Wang et al. 2022)."""
 
     name: str = setting("dpb", "id of the scheme")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar, NamedTuple
 
 from posbench.config.fields import setting
 
@@ -15,11 +16,34 @@ class Ramp(StrEnum):
     turns = "turns"
 
 
+class Need(StrEnum):
+    """What an extension acts on, in words for a scheme {} that does not have it."""
+
+    nothing = "is for every scheme, {} included"
+    frequencies = "changes rotary frequencies; {} has none"
+    rotation = "needs scores that a rotation alone decides; those of {} are not"
+    slopes = "divides the slopes of a linear bias; {} has none"
+    distances = (
+        "gives keys other distances, which takes a plain rotation, a bias by distance alone, or "
+        "no position at all; {} is none of these"
+    )
+
+
 @dataclass
 class ExtensionConfig:
-    """How a trained rotary model is stretched to longer texts, at evaluation only."""
+    """How a trained model is taken to longer texts, at evaluation only."""
 
+    needs: ClassVar[Need] = Need.frequencies
     name: str = setting("none", "id of the extension")
+
+    def refusal(self, scheme: str) -> str:
+        """Why the extension means nothing to a scheme without what it needs."""
+        return f"{self.name} {self.needs.format(scheme)}"
+
+    @property
+    def relative(self) -> bool:
+        """Whether scores that depended on i - j alone still do."""
+        return True
 
     @property
     def by_length(self) -> bool:
@@ -31,6 +55,7 @@ class ExtensionConfig:
 class NoExtensionConfig(ExtensionConfig):
     """The model as it was trained."""
 
+    needs: ClassVar[Need] = Need.nothing
     name: str = setting("none", "id of the extension")
 
 
@@ -137,6 +162,7 @@ class RegroupingConfig(ExtensionConfig):
     At every length, 1x included.
     """
 
+    needs: ClassVar[Need] = Need.rotation
     window: int | None = setting(
         None, "distances below it stay as they are; null means half the training length", low=1
     )
@@ -146,6 +172,10 @@ class RegroupingConfig(ExtensionConfig):
 
     def window_for(self, train_length: int) -> int:
         return max(1, train_length // 2) if self.window is None else self.window
+
+    @property
+    def relative(self) -> bool:
+        return not self.logn
 
 
 @dataclass
@@ -173,6 +203,87 @@ class SelfExtendConfig(RegroupingConfig):
         False, "multiply scores of query p by max(1, ln(p + 1) / ln(training length))"
     )
 
+    @property
+    def relative(self) -> bool:
+        return False  # groups begin at 0
+
+
+class Sizes(NamedTuple):
+    """What a token sees, in tokens, and the longest distance a sink is scored at."""
+
+    sinks: int
+    window: int
+    longest: int
+
+
+@dataclass
+class WindowConfig(ExtensionConfig):
+    """An extension under which a token sees no more than the nearest tokens and the first, sinks.
+
+    At every length, 1x included.
+    """
+
+    needs: ClassVar[Need] = Need.distances
+    sinks: int | None = setting(4, "first tokens, which all see; 0 leaves the window alone", low=0)
+    window: int | None = setting(None, "nearest tokens that a token sees, itself included", low=1)
+
+    def sizes_for(self, train_length: int) -> Sizes:
+        """Sinks, window and longest distance for a model trained at `train_length`."""
+        raise NotImplementedError
+
+    @property
+    def relative(self) -> bool:
+        return self.sinks == 0
+
+
+@dataclass
+class LmInfiniteConfig(WindowConfig):
+    """LM-Infinite: sinks and a window; no distance counts as more than the window (Han 2023)."""
+
+    name: str = setting("lm_infinite", "id of the extension")
+    sinks: int | None = setting(
+        None,
+        "first tokens, which all see; null means 1/64 of the training length, at least 4",
+        low=0,
+    )
+    window: int | None = setting(
+        None,
+        "nearest tokens that a token sees, itself included, and the longest distance; null means "
+        "the training length",
+        low=1,
+    )
+
+    def sizes_for(self, train_length: int) -> Sizes:
+        sinks = max(4, train_length // 64) if self.sinks is None else self.sinks
+        window = train_length if self.window is None else self.window
+        return Sizes(sinks, window, window)
+
+
+@dataclass
+class StreamingConfig(WindowConfig):
+    """StreamingLLM: sinks and a window, at their places in the cache (Xiao et al. 2023)."""
+
+    name: str = setting("streaming", "id of the extension")
+    sinks: int = setting(4, "first tokens, which all see; 0 leaves the window alone", low=0)
+    window: int | None = setting(
+        None,
+        "nearest tokens that a token sees, itself included; null means the training length less "
+        "the sinks",
+        low=1,
+    )
+
+    def sizes_for(self, train_length: int) -> Sizes:
+        window = train_length - self.sinks if self.window is None else self.window
+        return Sizes(self.sinks, window, max(window, self.sinks + window - 1))
+
+
+@dataclass
+class AlibiPiConfig(ScaledConfig):
+    """Position interpolation of ALiBi: every slope divided by s (Al-Khateeb et al. 2023)."""
+
+    needs: ClassVar[Need] = Need.slopes
+    name: str = setting("alibi_pi", "id of the extension")
+
 
 EXTENSIONS: dict[str, type[ExtensionConfig]] = {
     "none": NoExtensionConfig,
@@ -187,4 +298,7 @@ EXTENSIONS: dict[str, type[ExtensionConfig]] = {
     "rerope": ReropeConfig,
     "leaky_rerope": LeakyReropeConfig,
     "self_extend": SelfExtendConfig,
+    "lm_infinite": LmInfiniteConfig,
+    "streaming": StreamingConfig,
+    "alibi_pi": AlibiPiConfig,
 }

@@ -33,7 +33,8 @@ from torch import Tensor, nn
 
 from posbench.config import Beyond
 from posbench.config.encodings import EncodingConfig
-from posbench.config.extensions import ExtensionConfig
+from posbench.config.extensions import ExtensionConfig, NoExtensionConfig, WindowConfig
+from posbench.encodings.windows import refuse_sizes, visible
 from posbench.errors import UnsupportedError
 
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -96,6 +97,7 @@ class Encoding(nn.Module):
         super().__init__()
         self.config = config
         self.shape = shape
+        self.extension: ExtensionConfig = NoExtensionConfig()
 
     @property
     def max_length(self) -> int | None:
@@ -115,7 +117,7 @@ class Encoding(nn.Module):
     @property
     def prefix_consistent(self) -> bool:
         """Whether the logits of the first T tokens are the same whatever the text's length."""
-        return True
+        return not self.extension.by_length
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Token embeddings [B, T, C] with what the scheme adds for `positions` [T]."""
@@ -123,14 +125,22 @@ class Encoding(nn.Module):
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
         """What layer number `layer` does; x [B, T, C] is its normalised input, positions [T]."""
+        if isinstance(self.extension, WindowConfig):
+            sinks, window, _ = self.extension.sizes_for(self.shape.train_length)
+            return Hooks(mask_mod=visible(positions, sinks, window))
         return Hooks()
 
     def extend(self, extension: ExtensionConfig) -> None:
         """Use `extension` from now on. Raises UnsupportedError if it means nothing here."""
-        if extension.name != "none":
-            raise UnsupportedError(
-                f"{extension.name} changes rotary frequencies; {self.config.name} has none"
-            )
+        if not self.config.takes(extension):
+            raise UnsupportedError(extension.refusal(self.config.name))
+        self.refuse(extension)  # now, not in a layer
+        self.extension = extension
+
+    def refuse(self, extension: ExtensionConfig) -> None:
+        """Raise UnsupportedError where an extension that the scheme takes would change nothing."""
+        if isinstance(extension, WindowConfig):
+            refuse_sizes(self.shape.train_length, extension)
 
     def go_beyond(self, beyond: Beyond) -> None:
         """Do `beyond` past the end of a table from now on; UnsupportedError without a table."""

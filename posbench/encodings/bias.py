@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from posbench.config.encodings import AlibiConfig, SandwichConfig
-from posbench.encodings.base import Encoding, Hooks
+from posbench.config.extensions import AlibiPiConfig, ExtensionConfig, Need, WindowConfig
+from posbench.encodings.base import Encoding, Hooks, precise
+from posbench.encodings.extension import scale
+from posbench.encodings.windows import sink_biases
+from posbench.errors import UnsupportedError
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
@@ -59,17 +63,45 @@ class ByDistance(Encoding):
     or a cancelling sum cannot spoil it.
     """
 
-    relative = True
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return self.extension.relative
 
     def bias(self, distances: Tensor, layer: int) -> Tensor:
         """Bias [H, ...] of float64 `distances` [...] in layer number `layer`."""
         raise NotImplementedError
 
-    def _rounded_once(self, distances: Tensor, layer: int) -> Tensor:
-        return self.bias(distances.double(), layer).to(distances.dtype)
+    def shrink(self, length: int) -> float:
+        """What distances are divided by in a text of `length` tokens."""
+        if isinstance(self.extension, AlibiPiConfig):
+            return scale(self.extension.factor, self.shape.train_length, length)
+        return 1.0
+
+    def _rounded_once(self, distances: Tensor, layer: int, shrink: float) -> Tensor:
+        return self.bias(distances.double() / shrink, layer).to(distances.dtype)
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
-        return Hooks(distance_bias=partial(self._rounded_once, layer=layer))
+        hooks = super().hooks(x, positions, layer)
+        if isinstance(self.extension, WindowConfig):
+            return self._windowed(hooks, x, positions, layer, self.extension)
+        shrink = self.shrink(len(positions))
+        return hooks._replace(distance_bias=partial(self._rounded_once, layer=layer, shrink=shrink))
+
+    def _windowed(
+        self, hooks: Hooks, x: Tensor, positions: Tensor, layer: int, extension: WindowConfig
+    ) -> Hooks:
+        """The bias stays the same from the window on, where sinks alone are seen."""
+        length = self.shape.train_length
+        _, window, longest = extension.sizes_for(length)
+        distances = torch.arange(longest + 1, device=x.device, dtype=torch.float64)
+        table = self.bias(distances, layer)
+        further = (table[:, window:] - table[:, window, None]).to(precise(x.dtype))
+
+        def bias(distances: Tensor) -> Tensor:
+            return table[:, distances.long().clamp(max=window)].to(distances.dtype)
+
+        score_mod = sink_biases(positions, length, extension, further)
+        return hooks._replace(distance_bias=bias, score_mod=score_mod)
 
     def describe(self, length: int) -> dict[str, Any]:
         return {"bias": self.bias(torch.arange(length, dtype=torch.float64), 0).detach()}
@@ -85,11 +117,19 @@ class Alibi(ByDistance):
         biased = alibi_slopes(self.shape.heads - self.config.free_heads, device)
         return torch.cat((biased, biased.new_zeros(self.config.free_heads)))
 
+    def refuse(self, extension: ExtensionConfig) -> None:
+        super().refuse(extension)
+        if extension.needs is Need.slopes and not self.slopes().any():
+            raise UnsupportedError(
+                f"{extension.refusal(self.config.name)} but 0 "
+                f"(encoding.free_heads={self.config.free_heads})"
+            )
+
     def bias(self, distances: Tensor, layer: int) -> Tensor:
         return -per_head(self.slopes(distances.device), distances) * distances
 
     def describe(self, length: int) -> dict[str, Any]:
-        return {"slopes": self.slopes()}
+        return {"slopes": self.slopes() / self.shrink(length)}
 
 
 class Sandwich(ByDistance):

@@ -51,7 +51,8 @@ class AlibiLearned(ByDistance):
         return -per_head(slopes, distances) * distances
 
     def describe(self, length: int) -> dict[str, Any]:
-        return {"slopes": torch.exp2(-of_layer(self.halvings, 0)).detach()}
+        slopes = torch.exp2(-of_layer(self.halvings, 0)).detach()
+        return {"slopes": slopes / self.shrink(length)}
 
 
 def t5_starts(buckets: int, max_distance: int) -> tuple[int, ...]:

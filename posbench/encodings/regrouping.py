@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,8 +20,10 @@ from posbench.config.extensions import (
     ReropeConfig,
     SelfExtendConfig,
 )
-from posbench.encodings.base import Rescore
 from posbench.errors import UnsupportedError
+
+if TYPE_CHECKING:  # windows.py, which the contract needs, builds on this
+    from posbench.encodings.base import Rescore
 
 Turn = Callable[[Tensor, Tensor], Tensor]  # (x [..., T, D], angles in positions [T]) -> x turned
 
@@ -57,14 +60,14 @@ def refuse_window(train_length: int, extension: RegroupingConfig) -> None:
 
 
 def far_scores(
-    positions: Tensor, train_length: int, extension: RegroupingConfig, turn: Turn, scale: float
+    positions: Tensor, window: int, moved: tuple[Tensor, Tensor], turn: Turn, scale: float
 ) -> Rescore:
     """The `rescore` that puts far scores in place of RoPE's beyond the window.
 
-    `turn(x, by)` rotates rows of x by `by` [T] positions; `scale` is the softmax scale.
+    `moved` are the positions [T] of queries and of keys for each other there. `turn(x, by)` rotates
+    rows of x by `by` [T] positions; `scale` is the softmax scale.
     """
-    window = extension.window_for(train_length)
-    for_q, for_k = far_positions(positions, window, extension)
+    for_q, for_k = moved
     places = positions.double()
 
     def rescore(scores: Tensor, q: Tensor, k: Tensor, rows: Tensor) -> Tensor:

@@ -19,15 +19,11 @@ from posbench.config.encodings import (
     RotaryConfig,
     XposConfig,
 )
-from posbench.config.extensions import (
-    ExtensionConfig,
-    NoExtensionConfig,
-    RegroupingConfig,
-    SelfExtendConfig,
-)
+from posbench.config.extensions import ExtensionConfig, Need, RegroupingConfig, WindowConfig
 from posbench.encodings.base import Encoding, Generators, Hooks, Shape, precise
 from posbench.encodings.extension import extended, refuse_without_effect
-from posbench.encodings.regrouping import far_scores, logn, refuse_window
+from posbench.encodings.regrouping import Turn, far_positions, far_scores, logn, refuse_window
+from posbench.encodings.windows import sink_scores
 from posbench.errors import UnsupportedError
 
 
@@ -69,36 +65,20 @@ class Rotary(Encoding):
     def __init__(self, config: RotaryConfig, shape: Shape) -> None:
         super().__init__(config, shape)
         self.size = config.rotated(shape.head_size)
-        self.extension: ExtensionConfig = NoExtensionConfig()
 
-    @property
-    def prefix_consistent(self) -> bool:
-        return not self.extension.by_length
-
-    def extend(self, extension: ExtensionConfig) -> None:
+    def refuse(self, extension: ExtensionConfig) -> None:
+        super().refuse(extension)
         plain, length = self.trained(None), self.shape.train_length
-        if not plain.any():  # nothing turns, so there is nothing to stretch
-            return super().extend(extension)
-        if not self.config.takes(extension):
-            raise UnsupportedError(
-                f"{extension.name} needs scores that a rotation alone decides; those of "
-                f"{self.config.name} are not"
-            )
-        # Refuse now, not in a layer.
+        if extension.needs in (Need.frequencies, Need.rotation) and not plain.any():
+            raise UnsupportedError(extension.refusal(self.config.name))  # nothing turns
         if isinstance(extension, RegroupingConfig):
             refuse_window(length, extension)
-        else:
+        if extension.needs is Need.frequencies:
             refuse_without_effect(plain, self.config.theta, length, extension)
-        self.extension = extension
-        return None
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
-        """Scores depend on i - j only, but for groups that begin at 0, and logn."""
-        extension = self.extension
-        if not isinstance(extension, RegroupingConfig):
-            return True
-        return not (extension.logn or isinstance(extension, SelfExtendConfig))
+        return self.extension.relative
 
     def trained(self, device: torch.device | None) -> Tensor:
         """Inverse frequencies as trained, float64 [pairs]."""
@@ -107,7 +87,7 @@ class Rotary(Encoding):
     def frequencies(self, length: int, device: torch.device | None) -> tuple[Tensor, float]:
         """Inverse frequencies float64 [pairs] and factor on cos and sin, for a text of `length`."""
         plain = self.trained(device)
-        if isinstance(self.extension, RegroupingConfig):  # changes positions, not frequencies
+        if self.extension.needs is not Need.frequencies:
             return plain, 1.0
         return extended(plain, self.config.theta, self.shape.train_length, length, self.extension)
 
@@ -131,26 +111,42 @@ class Rope(Rotary):
     config: PairedConfig
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
+        hooks = super().hooks(x, positions, layer)
         if self.size == 0:
-            return Hooks()
+            return hooks
         cos, sin = self.angles(positions, precise(x.dtype))
-        hooks = Hooks(rotate=partial(_rotate_both, cos=cos, sin=sin, layout=self.config.layout))
-        if isinstance(self.extension, RegroupingConfig):
-            return self._regrouped(hooks, positions, self.extension)
+        rotation = partial(_rotate_both, cos=cos, sin=sin, layout=self.config.layout)
+        hooks = hooks._replace(rotate=rotation)
+        match self.extension:
+            case RegroupingConfig() as extension:
+                return self._regrouped(hooks, positions, extension)
+            case WindowConfig(sinks=sinks) as extension if sinks != 0:
+                return self._with_sinks(hooks, positions, extension)
         return hooks
 
     def _regrouped(self, hooks: Hooks, positions: Tensor, extension: RegroupingConfig) -> Hooks:
-        inverse, length = self.trained(positions.device), self.shape.train_length
+        length, scale = self.shape.train_length, 1 / math.sqrt(self.shape.head_size)
+        window = extension.window_for(length)
+        moved = far_positions(positions, window, extension)
+        rescore = far_scores(positions, window, moved, self._turn(positions), scale)
+        temperature = logn(positions, length) if extension.logn else 1.0
+        return hooks._replace(rescore=rescore, temperature=temperature)
+
+    def _with_sinks(self, hooks: Hooks, positions: Tensor, extension: WindowConfig) -> Hooks:
+        length, scale = self.shape.train_length, 1 / math.sqrt(self.shape.head_size)
+        rescore = sink_scores(positions, length, extension, self._turn(positions), scale)
+        return hooks._replace(rescore=rescore)
+
+    def _turn(self, positions: Tensor) -> Turn:
+        """Rotation of rows [..., T, D] by any number of positions [T] each."""
+        inverse = self.trained(positions.device)
 
         def turn(x: Tensor, by: Tensor) -> Tensor:
-            angles = torch.outer(by, inverse)
+            angles = torch.outer(by.double(), inverse)
             cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
             return rotate(x, cos, sin, self.config.layout)
 
-        scale = 1 / math.sqrt(self.shape.head_size)
-        rescore = far_scores(positions, length, extension, turn, scale)
-        temperature = logn(positions, length) if extension.logn else 1.0
-        return hooks._replace(rescore=rescore, temperature=temperature)
+        return turn
 
 
 def kept_pairs(pairs: int, share: float) -> int:

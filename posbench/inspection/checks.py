@@ -169,13 +169,23 @@ def _dot_product_change(encoding: Encoding, positions: int, dtype: torch.dtype) 
 
 
 def _row_change(rows: list[Tensor], least_scale: Tensor) -> float:
-    """Largest change of a row [H, i + 1] against the last at equal distance, per scale [H]."""
+    """Largest change of a row [H, i + 1] against the last at equal distance, per scale [H].
+
+    A pair that both rows hide, at -inf, is no change; one that only one of them hides is infinite.
+    """
     last = rows[-1]
-    scale = torch.maximum(last.abs().amax(dim=-1), least_scale).double()
+    finite = last.masked_fill(last.isinf(), 0)
+    scale = torch.maximum(finite.abs().amax(dim=-1), least_scale).double()
     changes = [
-        ((row - last[:, -row.shape[1] :]).abs().amax(dim=-1).double() / scale).max() for row in rows
+        (difference(row, last[:, -row.shape[1] :]).amax(dim=-1).double() / scale).max()
+        for row in rows
     ]
     return float(torch.stack(changes).max())
+
+
+def difference(one: Tensor, other: Tensor) -> Tensor:
+    """|one - other|; 0 where both are the same infinity."""
+    return torch.where(one == other, 0, (one - other).abs())
 
 
 def position_vectors(encoding: Encoding, positions: int, dtype: torch.dtype) -> Tensor:

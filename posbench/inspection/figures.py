@@ -87,11 +87,14 @@ def _drawers(subject: Subject) -> list[panels.Drawer]:
         )
     if hooks.distance_bias is not None:
         distances = torch.arange(positions, dtype=torch.float64)
-        drawers += panels.biased(view, hooks.distance_bias(distances))
+        model = subject.settings.model
+        nothing = torch.zeros(1, model.heads, positions, model.head_size, dtype=torch.float64)
+        (last,) = score_rows(nothing, nothing, hooks, [positions - 1])
+        drawers += panels.biased(view, hooks.distance_bias(distances), last[0].flip(-1))
     vectors = position_vectors(subject.encoding, positions, torch.float64)
     if vectors.any():
         drawers += panels.embedded(view, vectors)
-    if not drawers:
+    if not drawers and hooks.mask_mod is None:
         drawers += panels.unordered(view)
     if hooks.attend is None:
         q, k, hooks = probe(subject.encoding, positions, subject.settings.seed, dtype=torch.float64)

@@ -17,6 +17,8 @@ from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from torch import Tensor
 
+from posbench.inspection.checks import difference
+
 Drawer = Callable[[Axes], None]
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666"
@@ -83,8 +85,11 @@ def color_bar(axes: Axes, image: ScalarMappable, label: str) -> None:
 # ---------------------------------------------------------------- bias by distance
 
 
-def biased(view: View, bias: Tensor) -> list[Drawer]:
-    """A bias [H, T] by distance, the attention it gives, and how far each head looks."""
+def biased(view: View, bias: Tensor, last: Tensor) -> list[Drawer]:
+    """A bias [H, T] by distance, the attention it gives, and how far each head looks.
+
+    `last` [H, T] are the scores of the last token by distance if every q.k is 0.
+    """
 
     def by_distance(axes: Axes) -> None:
         _heads(axes, bias, "best")
@@ -96,7 +101,7 @@ def biased(view: View, bias: Tensor) -> list[Drawer]:
         axes.set_title(f"Bias of each head by distance{cut}")
 
     def share(axes: Axes) -> None:
-        _heads(axes, bias.softmax(dim=-1), "lower left")
+        _heads(axes, last.softmax(dim=-1), "lower left")
         uniform = 1 / view.positions
         axes.axhline(uniform, color=GREY, linestyle=":", label="no bias: equal shares")
         axes.set_yscale("log")
@@ -107,7 +112,7 @@ def biased(view: View, bias: Tensor) -> list[Drawer]:
         axes.legend(loc="lower left", fontsize=8)
 
     def reach(axes: Axes) -> None:
-        cumulative = bias.softmax(dim=-1).cumsum(dim=-1)
+        cumulative = last.softmax(dim=-1).cumsum(dim=-1)
         tokens = (cumulative < 0.9).sum(dim=-1) + 1
         axes.bar(range(len(tokens)), tokens.tolist(), color=BLUE)
         axes.set_yscale("log")
@@ -178,8 +183,8 @@ def _rows(axes: Axes, view: View, lines: list[Tensor]) -> bool:
     Curves that coincide are drawn wider the longer they are, so that none hides another.
     """
     longest = lines[-1]
-    room = 1e-9 * float(longest.abs().max())
-    same = all(bool(((line - longest[: len(line)]).abs() <= room).all()) for line in lines)
+    room = 1e-9 * float(longest[longest.isfinite()].abs().max())
+    same = all(bool((difference(line, longest[: len(line)]) <= room).all()) for line in lines)
     widths = (5.5, 3.8, 2.2, 1.0) if same else (1.0,) * 4
     styles = zip(widths, ("#56B4E9", ORANGE, GREEN, "#000000"), strict=True)
     for line, (width, color) in zip(reversed(lines), styles, strict=False):

@@ -304,6 +304,16 @@ def test_what_holds_of_each_encoding(encoding: str, extension: str, precision: s
     assert not checks[NORM] or checks[NORM]["claimed"] == holds[NORM]
 
 
+def test_hidden_pairs_are_a_change_only_where_distance_alone_does_not_hide_them() -> None:
+    window = asked("rope", "streaming", stretch={"sinks": 0, "window": 20}, length=100)
+    check = inspect_encoding(window)["checks"][SCORE]
+    assert check["claimed"]
+    assert check["float64"]["holds"]
+    sinks = inspect_encoding(asked("rope", "streaming", length=100))["checks"][SCORE]
+    assert not sinks["claimed"]
+    assert sinks["float64"]["value"] == "inf"
+
+
 @pytest.mark.parametrize("extension", ON_ROPE)
 def test_half_rotated_heads_and_texts_longer_than_are_checked(extension: str) -> None:
     settings = asked(
@@ -441,6 +451,13 @@ def test_panels_follow_what_the_encoding_declares() -> None:
     assert same + "depends on distance alone" in rope
     assert same + "depends on distance alone" in panels_of("alibi")
     assert same + "ignores position" in panels_of("none")
+    assert len(panels_of("none")) == 3
+    assert list(panels_of("none", "streaming")) == [same + "depends on both positions"]
+    (share,) = (
+        panel for panel in panels_of("alibi", "streaming").values() if "share" in panel.get_ylabel()
+    )
+    shares = np.array(share.lines[0].get_ydata())
+    assert ((shares > 0) == ((np.arange(64) < 28) | (np.arange(64) >= 60))).all()  # of 64, 4 + 28
     sinusoidal, learned = panels_of("sinusoidal"), panels_of("learned")
     assert same + "depends on both positions" in sinusoidal
     assert "Their dot product depends on distance alone" in sinusoidal

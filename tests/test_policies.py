@@ -13,11 +13,11 @@ import tiny
 import torch
 from torch import Tensor
 
-from posbench.attention import Kernel, attend
+from posbench.attention import Kernel, attend, score_rows
 from posbench.cli.compose import configure
 from posbench.config import EvalConfig, EvalSettings, ModelConfig
 from posbench.config.encodings import ENCODINGS
-from posbench.config.extensions import YarnConfig
+from posbench.config.extensions import EXTENSIONS, StreamingConfig, YarnConfig
 from posbench.config.policies import (
     PRESETS,
     Policies,
@@ -223,6 +223,42 @@ def test_an_extension_of_a_dropped_encoding_is_refused() -> None:
         encoding.extend(YarnConfig())
 
 
+# ---------------------------------------------------------------- windows at evaluation
+
+
+def test_streaming_hides_the_same_keys_in_layers_without_the_encoding() -> None:
+    encoding = make("rope", Policies(layers="every2nd")).encoding
+    encoding.extend(StreamingConfig(sinks=2, window=5))
+    x, positions = torch.zeros(1, 40, SIZE.width), torch.arange(40)
+    q, k = torch.randn(2, 1, 2, 40, 12, generator=torch.Generator().manual_seed(0))
+    for layer in (0, 1):
+        hooks = encoding.hooks(x, positions, layer)
+        (scores,) = score_rows(q, k, hooks, [30])
+        assert scores[0, 0].isfinite().nonzero().flatten().tolist() == [0, 1, 26, 27, 28, 29, 30]
+    assert hooks.rotate is None
+
+
+@torch.no_grad()
+def test_streaming_of_a_dropped_encoding_is_that_of_none() -> None:
+    model, plain = make("rope", Policies(drop_at=0.5)), make("none", Policies())
+    plain.load_state_dict(model.state_dict())
+    model.encoding.trained_to(1.0)
+    text, extension = tokens(2 * CONTEXT), StreamingConfig(window=8)
+    full = plain(text)
+    for each in (model, plain):
+        each.encoding.extend(extension)
+    assert torch.equal(model(text), plain(text))
+    assert (plain(text) - full).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["lm_infinite", "streaming"])
+def test_a_window_at_evaluation_is_refused_where_training_had_one(name: str) -> None:
+    encoding = make("rope", Policies(window=7)).encoding
+    with pytest.raises(UnsupportedError, match=rf"^{name} gives a window .* with window=7"):
+        encoding.extend(EXTENSIONS[name]())
+    encoding.extend(YarnConfig())
+
+
 # ---------------------------------------------------------------- temperature
 
 
@@ -264,6 +300,11 @@ def test_keys_are_counted_within_the_window() -> None:
     assert visible_keys(5, None, torch.device("cpu")).tolist() == [1, 2, 3, 4, 5]
     assert visible_keys(5, 3, torch.device("cpu")).tolist() == [1, 2, 3, 3, 3]
     assert factors(Temperature.logn, 3 * CONTEXT, window=CONTEXT).max() == 1
+    encoding = make("none", Policies(temperature=Temperature.logn)).encoding
+    encoding.extend(StreamingConfig(sinks=4, window=2 * CONTEXT - 8))
+    hooks = encoding.hooks(torch.zeros(1, 99, SIZE.width), torch.arange(99), 0)
+    expected = math.log(2 * CONTEXT - 4) / math.log(CONTEXT)  # sinks are seen, too
+    assert torch.as_tensor(hooks.temperature)[-1].item() == pytest.approx(expected)
 
 
 def test_a_text_no_longer_than_training_is_not_stretched() -> None:

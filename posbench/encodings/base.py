@@ -125,10 +125,16 @@ class Encoding(nn.Module):
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
         """What layer number `layer` does; x [B, T, C] is its normalised input, positions [T]."""
-        if isinstance(self.extension, WindowConfig):
-            sinks, window, _ = self.extension.sizes_for(self.shape.train_length)
-            return Hooks(mask_mod=visible(positions, sinks, window))
-        return Hooks()
+        return self.sight(positions)
+
+    def sight(self, positions: Tensor) -> Hooks:
+        """What the extension hides in every layer, also in one without the scheme."""
+        if not isinstance(self.extension, WindowConfig):
+            return Hooks()
+        sinks, window, _ = self.extension.sizes_for(self.shape.train_length)
+        if sinks == 0:
+            return Hooks(window=window)
+        return Hooks(mask_mod=visible(positions, sinks, window))
 
     def extend(self, extension: ExtensionConfig) -> None:
         """Use `extension` from now on. Raises UnsupportedError if it means nothing here."""

@@ -81,7 +81,7 @@ class ByDistance(Encoding):
         return self.bias(distances.double() / shrink, layer).to(distances.dtype)
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
-        hooks = super().hooks(x, positions, layer)
+        hooks = self.sight(positions)
         if isinstance(self.extension, WindowConfig):
             return self._windowed(hooks, x, positions, layer, self.extension)
         shrink = self.shrink(len(positions))

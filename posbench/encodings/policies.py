@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import Beyond
-from posbench.config.extensions import ExtensionConfig, NoExtensionConfig
+from posbench.config.extensions import ExtensionConfig, NoExtensionConfig, WindowConfig
 from posbench.config.policies import Policies, Positions, Temperature
 from posbench.encodings.base import Encoding, Generators, Hooks, ScoreMod, precise
 from posbench.errors import UnsupportedError
@@ -37,10 +37,10 @@ def draw_positions(policies: Policies, context: int, generator: torch.Generator)
     return positions
 
 
-def visible_keys(length: int, window: int | None, device: torch.device) -> Tensor:
-    """How many keys each query of a text sees, float64 [length]."""
+def visible_keys(length: int, most: int | None, device: torch.device) -> Tensor:
+    """How many keys each query of a text sees, float64 [length]; no more than `most`."""
     counts = torch.arange(1, length + 1, device=device, dtype=torch.float64)
-    return counts if window is None else counts.clamp(max=window)
+    return counts if most is None else counts.clamp(max=most)
 
 
 def logn(keys: Tensor, train_length: int) -> Tensor:
@@ -86,6 +86,8 @@ class Governed(Encoding):
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
+        if not self.inner.extension.relative:
+            return False
         return self.dropped or self.inner.relative or type(self.inner) is Encoding
 
     @property
@@ -106,7 +108,13 @@ class Governed(Encoding):
         return not by_length and (self.dropped or self.inner.prefix_consistent)
 
     def extend(self, extension: ExtensionConfig) -> None:
-        if self.dropped and not isinstance(extension, NoExtensionConfig):
+        window = self.policies.window
+        if isinstance(extension, WindowConfig) and window is not None:
+            raise UnsupportedError(
+                f"{extension.name} gives a window to a model that has none; this one was trained "
+                f"with window={window}"
+            )
+        if self.dropped and not isinstance(extension, NoExtensionConfig | WindowConfig):
             raise UnsupportedError(
                 f"{extension.name} has nothing to act on: {self.config.name} was dropped at "
                 f"drop_at={self.policies.drop_at:g} of the training"
@@ -138,15 +146,22 @@ class Governed(Encoding):
         return x if self.dropped else self.inner.embed(x, positions)
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
-        hooks = Hooks()
+        hooks = self.inner.sight(positions)
         if self.uses(layer):
             if not self.dropped:
                 hooks = self._at_drawn(self.inner.hooks(x, positions, layer), x, positions)
             window = self.policies.window
             if window is not None and window < len(positions):
                 hooks = hooks._replace(window=window)
-        warmth = self._temperature(len(positions), layer, hooks.window, x.device)
+        warmth = self._temperature(len(positions), layer, self._most_keys(hooks), x.device)
         return hooks if warmth is None else hooks._replace(temperature=hooks.temperature * warmth)
+
+    def _most_keys(self, hooks: Hooks) -> int | None:
+        """The most keys that a query sees; None: all before it."""
+        if isinstance(self.inner.extension, WindowConfig):
+            sinks, window, _ = self.inner.extension.sizes_for(self.shape.train_length)
+            return sinks + window
+        return hooks.window
 
     def _at_drawn(self, hooks: Hooks, x: Tensor, positions: Tensor) -> Hooks:
         """Biases by distance read where the positions of training are drawn, with gaps."""
@@ -160,12 +175,12 @@ class Governed(Encoding):
         return hooks._replace(distance_bias=None, score_mod=rule)
 
     def _temperature(
-        self, length: int, layer: int, window: int | None, device: torch.device
+        self, length: int, layer: int, most_keys: int | None, device: torch.device
     ) -> Tensor | None:
         """What multiplies the scores of each query, [T] or [H, T]; None: nothing."""
         trained = self.shape.train_length
         s = stretch(length, trained)
-        keys = visible_keys(length, window, device)
+        keys = visible_keys(length, most_keys, device)
         match self.policies.temperature:
             case Temperature.logn:
                 return logn(keys, trained)

@@ -111,7 +111,7 @@ class Rope(Rotary):
     config: PairedConfig
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
-        hooks = super().hooks(x, positions, layer)
+        hooks = self.sight(positions)
         if self.size == 0:
             return hooks
         cos, sin = self.angles(positions, precise(x.dtype))

@@ -94,7 +94,7 @@ def _drawers(subject: Subject) -> list[panels.Drawer]:
     vectors = position_vectors(subject.encoding, positions, torch.float64)
     if vectors.any():
         drawers += panels.embedded(view, vectors)
-    if not drawers and hooks.mask_mod is None:
+    if not drawers and hooks.mask_mod is None and hooks.window is None:
         drawers += panels.unordered(view)
     if hooks.attend is None:
         q, k, hooks = probe(subject.encoding, positions, subject.settings.seed, dtype=torch.float64)

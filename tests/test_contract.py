@@ -115,6 +115,9 @@ VARIANTS = {
     "alibi_streaming": Case(AlibiConfig(), StreamingConfig(window=20)),
     "alibi_no_sinks": Case(AlibiConfig(), StreamingConfig(sinks=0, window=20)),
     "rnope_streaming": Case(RopeConfig(), StreamingConfig(window=20), Policies(layers="every2nd")),
+    "none_logn_streaming": Case(
+        NoneConfig(), StreamingConfig(window=20), Policies(temperature=Temperature.logn)
+    ),
     "t5_streaming": Case(T5Config(), StreamingConfig(window=20)),
     "dpb_lm_infinite": Case(DpbConfig(), LmInfiniteConfig(window=20)),
     "alibi_pi": Case(AlibiConfig(), AlibiPiConfig()),

@@ -36,10 +36,10 @@ class ExtensionCard:
 
 
 # What a rule for inverse frequencies applies to.
-ROTARY = "rope, rope_partial, rope_p, rope_abf, xpos, pope"
+ROTARY = "rope, rope_partial, rope_p, rope_abf, rope_local_global, fope, xpos, pope"
 
 # What a rule for positions applies to: where a rotation alone decides the score.
-ROTATION = "rope, rope_partial, rope_p, rope_abf"
+ROTATION = "rope, rope_partial, rope_p, rope_abf, rope_local_global"
 
 # What a rule for distances applies to: a plain rotation, a bias by distance alone, or nothing.
 DISTANCES = f"none, {ROTATION}, alibi, alibi_learned, t5, kerple_log, kerple_power, sandwich, dpb"
@@ -128,6 +128,30 @@ ENCODING_CARDS = (
         extrapolation_claim="none without training at the longer length",
         used_by="Llama 3; Code Llama with base 1,000,000",
         paper="Xiong et al. 2023, arXiv:2309.16039",
+    ),
+    EncodingCard(
+        id="rope_local_global",
+        family="rotary",
+        summary="RoPE with a far larger base, hence slower pairs, in every fourth layer",
+        form="rotate",
+        parameters="0",
+        max_length="none",
+        cost="two rotations per layer",
+        extrapolation_claim="none without training at the longer length",
+        used_by="Gemma 3, in every sixth layer, beside windows in the others (not here)",
+        paper="Gemma Team 2025 (Gemma 3), arXiv:2503.19786",
+    ),
+    EncodingCard(
+        id="fope",
+        family="rotary",
+        summary="RoPE whose pairs turn by fixed random series of frequencies, the slow ones cut",
+        form="rotate",
+        parameters="0",
+        max_length="none",
+        cost="two rotations per layer, with tables of cos and sin for each head",
+        extrapolation_claim="strong: perplexity more stable than RoPE's beyond the training length",
+        used_by="Intern-S1-Pro",
+        paper="Hua et al. 2024, arXiv:2412.17739",
     ),
     EncodingCard(
         id="xpos",

@@ -20,7 +20,9 @@ from posbench.config.encodings import (
     AlibiConfig,
     DapeConfig,
     EncodingConfig,
+    FopeConfig,
     GrapeConfig,
+    LayeredConfig,
     NoneConfig,
     RopeConfig,
     RotaryConfig,
@@ -131,6 +133,8 @@ def _check_shape(settings: TrainSettings | InspectSettings) -> None:
         )
     if isinstance(settings.encoding, RotaryConfig):
         _check_rotary(settings.encoding, model)
+    if isinstance(settings.encoding, FopeConfig):
+        _check_fope(settings.encoding, model, settings.context)
     if isinstance(settings.encoding, XposConfig):
         _check_xpos(settings.encoding, settings.context)
     _check_bias(settings.encoding, model)
@@ -156,6 +160,47 @@ def _check_rotary(encoding: RotaryConfig, model: ModelConfig) -> None:
         raise UserError(
             f"encoding={encoding.name} rotates pairs of channels, but {where}{share} gives "
             f"{size} per head, an odd number. Change {keys}."
+        )
+
+
+def _check_global(encoding: LayeredConfig, settings: TrainSettings | InspectSettings) -> None:
+    theta, every, layers = encoding.global_theta, encoding.global_every, settings.model.layers
+    if theta is None:
+        if every is not None:
+            raise UserError(
+                f"encoding.global_every={every} has no effect without encoding.global_theta, the "
+                "base in those layers."
+            )
+        return
+    if theta == encoding.theta:
+        raise UserError(
+            f"encoding.global_theta={theta} has no effect: it is what encoding.theta is."
+        )
+    fitting = ", ".join(str(n) for n in range(2, layers + 1) if layers % n == 0)
+    way_out = f"It may be {fitting}." if fitting else "No number does; change model.layers."
+    if every is None:
+        raise UserError(
+            f"encoding.global_theta={theta} needs encoding.global_every, which divides "
+            f"model.layers={layers}. {way_out}"
+        )
+    if layers % every:
+        raise UserError(
+            f"encoding.global_every={every} does not divide model.layers={layers}. {way_out}"
+        )
+    skipped = settings.skipped_every
+    if skipped is not None and every % skipped == 0:
+        raise UserError(
+            f"encoding.global_every={every} has no effect with layers={settings.layers}: those "
+            "layers go without the encoding. Change one of the two."
+        )
+
+
+def _check_fope(encoding: FopeConfig, model: ModelConfig, context: int) -> None:
+    if not encoding.kept(encoding.rotated(model.head_size), context):
+        most = context / (2 * math.pi)
+        raise UserError(
+            f"encoding.turns={encoding.turns} leaves no frequency at context={context}: the "
+            f"fastest turns {most:.3g} times. Use a longer context, or a smaller encoding.turns."
         )
 
 
@@ -196,6 +241,8 @@ def _check_bias(encoding: EncodingConfig, model: ModelConfig) -> None:
 
 def _check_policies(settings: TrainSettings | InspectSettings) -> None:
     _check_layers(settings)
+    if isinstance(settings.encoding, LayeredConfig):
+        _check_global(settings.encoding, settings)
     _check_positions(settings)
     drop_at = settings.drop_at
     if drop_at is None:

@@ -334,6 +334,7 @@ COMPLETIONS = [
     ("posbench train encoding=rope,sin", ["encoding=rope,sinusoidal"]),
     ("posbench train enc", ["encoding=", "encoding."]),
     ("posbench train encoding=rope encoding.", ["encoding.theta=", "encoding.layout=",
+                                                "encoding.global_theta=", "encoding.global_every=",
                                                 "encoding.fraction="]),
     ("posbench train encoding=sinusoidal encoding.s", ["encoding.scale="]),
     ("posbench train train.log", ["train.log_every="]),

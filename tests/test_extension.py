@@ -480,7 +480,7 @@ def test_frequencies_depend_on_the_length_where_the_settings_say_so(name: str) -
 def test_every_rotary_encoding_is_stretched_by_every_extension(encoding: str, name: str) -> None:
     scheme = build(ENCODINGS[encoding](), Shape(2, 3, 16, 48, 64))
     plain = scheme.describe(256)["inverse_frequencies"]
-    settings = {"theta": 1e6} if name == "abf" else {}  # not what rope_abf is trained with
+    settings = {"theta": 2e6} if name == "abf" else {}  # what none of them is trained with
     scheme.extend(config_of(name, pairs=len(plain), **settings))
     found = scheme.describe(256)["inverse_frequencies"]
     turning = plain > 0

@@ -210,6 +210,27 @@ def test_the_object_has_the_promised_keys_first(
     assert facts["parameters"] == trained.get(encoding, 0)
 
 
+def test_layers_with_a_base_of_their_own_are_shown_beside_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = asked("rope_local_global", "pi", head_size=64, options={"global_theta": 500_000.0})
+    facts = inspect_encoding(settings)
+    for prefix, theta in (("", 10_000), ("global_", 500_000)):
+        golden = [f / 2 for f in GOLDEN[f"rope/inv_freq/d=64/base={theta}"]]  # pi at twice 1x
+        assert facts[f"{prefix}inverse_frequencies"] == pytest.approx(golden, rel=1e-13)
+        turns = np.array(facts[f"{prefix}wavelengths"]) * np.array(golden)
+        assert turns == pytest.approx(2 * np.pi)
+    run_inspect(settings)
+    said = capsys.readouterr().out
+    for where in ("in local layers", "in global layers"):
+        assert said.count(where) == 2  # a table, and how many pairs finish no turn
+    panels = panels_of("rope_local_global", "yarn")
+    assert len(panels) == 2 * 5 + 1
+    assert sum(title.endswith("\nglobal layers") for title in panels) == 5
+    plain = inspect_encoding(asked("rope"))
+    assert plain["global_inverse_frequencies"] is plain["global_wavelengths"] is None
+
+
 def test_the_length_looked_at_is_the_training_length_unless_given() -> None:
     assert inspect_encoding(asked(length=None))["eval_length"] == 32
     facts = inspect_encoding(asked("rope", "yarn", length=None))
@@ -286,7 +307,7 @@ def test_a_figure_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_what_holds_of_each_encoding(encoding: str, extension: str, precision: str) -> None:
     checks = inspect_encoding(asked(encoding, extension, length=100))["checks"]
     holds = {name: check and check[precision]["holds"] for name, check in checks.items()}
-    absolute = encoding in ("sinusoidal", "learned", "grape_ap")
+    absolute = encoding in ("sinusoidal", "learned", "grape_ap", "fope")
     norm = False if encoding == "txl" else None
     # Groups and sinks begin at 0; logn.
     moved = extension in ("rerope", "leaky_rerope", "self_extend", "lm_infinite", "streaming")
@@ -294,7 +315,7 @@ def test_what_holds_of_each_encoding(encoding: str, extension: str, precision: s
     scored = encoding not in ("stickbreak", "path")  # these have no row of scores to ask for
     relative = not absolute and not first_key and not moved and encoding != "fire"
     assert holds == {
-        NORM: encoding not in ("xpos", "pope") if encoding in ROTARY else norm,
+        NORM: encoding not in ("xpos", "pope", "fope") if encoding in ROTARY else norm,
         SCORE: relative if scored else None,
         PRODUCT: {"sinusoidal": True, "learned": False}.get(encoding),
     }

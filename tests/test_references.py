@@ -303,9 +303,13 @@ def test_describe_tells_the_numbers_behind_the_scheme(name: str) -> None:
             "rope_partial": inverse_frequencies(4, 10_000.0),
             "rope_p": plain * torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64),
             "rope_abf": inverse_frequencies(8, 500_000.0),
+            "fope": plain * torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64),
             "pope": inverse_frequencies(16, 10_000.0),
         }
         assert torch.equal(described["inverse_frequencies"], own.get(name, plain))
+    if "global_inverse_frequencies" in described:
+        expected = inverse_frequencies(8, 1_000_000.0)
+        assert torch.equal(described["global_inverse_frequencies"], expected)
     if "slopes" in described:
         bias = encoding.hooks(x, positions, 0).distance_bias
         assert bias is not None

@@ -79,7 +79,7 @@ def pair(x: Tensor, c: int, pairs: int, layout: Layout) -> complex:
 
 
 def logits(config: EncodingConfig) -> Tensor:
-    model = build_model(ModelConfig(layers=2, width=48, heads=3), config, TRAIN, 31, 0).double()
+    model = build_model(ModelConfig(layers=4, width=48, heads=3), config, TRAIN, 31, 0).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and not name.startswith("encoding."):

@@ -111,7 +111,25 @@ _ROTATION = frozenset({Need.frequencies, Need.rotation, Need.distances})
 
 
 @dataclass
-class RopeConfig(PairedConfig):
+class LayeredConfig(PairedConfig):
+    """What every RoPE whose base may differ between layers has (Gemma Team 2025)."""
+
+    global_theta: float | None = setting(
+        None, "base in the last of every global_every layers; null: theta in all layers", low=1.0
+    )
+    global_every: int | None = setting(
+        None, "layers in a group whose last has global_theta; must divide model.layers", low=2
+    )
+
+    def is_global(self, layer: int) -> bool:
+        """Whether layer number `layer`, from 0, has `global_theta`."""
+        if self.global_theta is None or self.global_every is None:
+            return False
+        return (layer + 1) % self.global_every == 0
+
+
+@dataclass
+class RopeConfig(LayeredConfig):
     """Rotary embedding: rotate pairs of query and key channels by the position (Su et al. 2021)."""
 
     offers: ClassVar[frozenset[Need]] = _ROTATION
@@ -139,12 +157,48 @@ class RopeAbfConfig(RopeConfig):
 
 
 @dataclass
-class RopePConfig(PairedConfig):
+class RopeLocalGlobalConfig(RopeConfig):
+    """RoPE with a far larger base in every fourth layer (Gemma Team 2025: every sixth)."""
+
+    name: str = setting("rope_local_global", "id of the scheme")
+    global_theta: float | None = setting(
+        1_000_000.0,
+        "base in the last of every global_every layers; null: theta in all layers",
+        low=1.0,
+    )
+    global_every: int | None = setting(
+        4, "layers in a group whose last has global_theta; must divide model.layers", low=2
+    )
+
+
+@dataclass
+class RopePConfig(LayeredConfig):
     """p-RoPE: the slowest pairs do not turn, the others as in RoPE (Barbero et al. 2024)."""
 
     offers: ClassVar[frozenset[Need]] = _ROTATION
     name: str = setting("rope_p", "id of the scheme")
     share: float = setting(0.75, "p: share of the pairs that turn, the fastest first", 0.0, 1.0)
+
+
+@dataclass
+class FopeConfig(PairedConfig):
+    """FoPE: each pair turns by a Fourier series, without slow frequencies (Hua et al. 2024)."""
+
+    name: str = setting("fope", "id of the scheme")
+    gain: float = setting(
+        0.3, "Xavier gain of the random coefficients; the paper's grows with the model to 0.6", 0.0
+    )
+    turns: float = setting(
+        1.0, "a frequency of fewer turns in the training length becomes zero; 0 keeps all", 0.0
+    )
+    seed: int = setting(
+        0, "seed of the coefficients, which do not train; not the run's own", 0, 2**32 - 1
+    )
+
+    def kept(self, size: int, context: int) -> int:
+        """Pairs out of `size` rotated channels that keep a frequency, the fastest first."""
+        least = 2 * math.pi * self.turns / context
+        return sum(self.theta ** (-2 * c / size) >= least for c in range(size // 2))
 
 
 @dataclass
@@ -379,6 +433,8 @@ ENCODINGS: dict[str, type[EncodingConfig]] = {
     "rope_partial": RopePartialConfig,
     "rope_p": RopePConfig,
     "rope_abf": RopeAbfConfig,
+    "rope_local_global": RopeLocalGlobalConfig,
+    "fope": FopeConfig,
     "xpos": XposConfig,
     "pope": PopeConfig,
     "alibi": AlibiConfig,

@@ -6,6 +6,7 @@ from posbench.config.encodings import EncodingConfig
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Hooks, Shape
 from posbench.encodings.bias import Alibi, Sandwich
+from posbench.encodings.fourier import Fope
 from posbench.encodings.gates import Cable, Fox, Grape
 from posbench.encodings.learned_bias import T5, AlibiLearned, Dpb, KerpleLog, KerplePower
 from posbench.encodings.path import Path
@@ -22,6 +23,8 @@ CLASSES: dict[str, type[Encoding]] = {
     "rope_partial": Rope,
     "rope_p": RopeP,
     "rope_abf": Rope,
+    "rope_local_global": Rope,
+    "fope": Fope,
     "xpos": Xpos,
     "pope": Pope,
     "alibi": Alibi,

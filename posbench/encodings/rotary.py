@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from typing import Any
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posbench.config.encodings import (
+    LayeredConfig,
     Layout,
-    PairedConfig,
     PhaseInit,
     PopeConfig,
     RopePConfig,
@@ -37,7 +38,10 @@ def inverse_frequencies(size: int, theta: float, device: torch.device | None = N
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Rotate the leading pairs of x [..., T, D] by the angles behind cos and sin, [T, pairs]."""
+    """Rotate the leading pairs of x [..., T, D] by the angles behind cos and sin.
+
+    Those are [T, pairs], or [H, T, pairs] where heads differ.
+    """
     size = 2 * cos.shape[-1]
     turned, rest = x[..., :size].to(cos.dtype), x[..., size:]
     if layout is Layout.interleaved:
@@ -51,7 +55,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
-def _rotate_both(
+def rotate_both(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout
 ) -> tuple[Tensor, Tensor]:
     return rotate(q, cos, sin, layout), rotate(k, cos, sin, layout)
@@ -106,16 +110,50 @@ class Rotary(Encoding):
 
 
 class Rope(Rotary):
-    """Rotary position embedding (Su et al. 2021), of a whole head or its leading channels."""
+    """Rotary position embedding (Su et al. 2021), of a whole head or its leading channels.
 
-    config: PairedConfig
+    The last of every `global_every` layers may have a base of its own, `global_theta` (Gemma Team
+    2025, section 2, there beside windows in the other layers): `global_rope` is what these do. An
+    extension stretches each layer's own frequencies.
+    """
+
+    config: LayeredConfig
+
+    def __init__(self, config: LayeredConfig, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.global_rope: Rope | None = None
+        if config.global_theta is not None:
+            alone = dataclasses.replace(
+                config, theta=config.global_theta, global_theta=None, global_every=None
+            )
+            self.global_rope = type(self)(alone, shape)
+
+    def extend(self, extension: ExtensionConfig) -> None:
+        before = self.extension
+        super().extend(extension)
+        if self.global_rope is None:
+            return
+        try:
+            self.global_rope.extend(extension)
+        except UnsupportedError as error:
+            self.extension = before
+            raise UnsupportedError(f"in layers with encoding.global_theta, {error}") from error
+
+    def describe(self, length: int) -> dict[str, Any]:
+        numbers = super().describe(length)
+        if self.global_rope is not None:
+            there = self.global_rope.describe(length)
+            numbers["global_inverse_frequencies"] = there["inverse_frequencies"]
+        return numbers
 
     def hooks(self, x: Tensor, positions: Tensor, layer: int) -> Hooks:
+        if self.global_rope is not None and self.config.is_global(layer):
+            return self.global_rope.hooks(x, positions, layer)
         hooks = self.sight(positions)
         if self.size == 0:
             return hooks
         cos, sin = self.angles(positions, precise(x.dtype))
-        rotation = partial(_rotate_both, cos=cos, sin=sin, layout=self.config.layout)
+        rotation = partial(rotate_both, cos=cos, sin=sin, layout=self.config.layout)
         hooks = hooks._replace(rotate=rotation)
         match self.extension:
             case RegroupingConfig() as extension:

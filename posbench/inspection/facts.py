@@ -91,7 +91,8 @@ def facts_of(subject: Subject) -> dict[str, Any]:
     """The JSON object of `posbench inspect` for a prepared subject."""
     settings = subject.settings
     described = subject.encoding.describe(subject.length)
-    inverse = described.get("inverse_frequencies")
+    inverse = _listed(described.get("inverse_frequencies"))
+    in_global = _listed(described.get("global_inverse_frequencies"))
     positions = min(subject.defined, MOST_POSITIONS)
     factor = subject.encoding.describe(positions).get("attention_factor", 1.0)
     checks = run_checks(subject.encoding, positions, factor, settings.seed)
@@ -102,11 +103,13 @@ def facts_of(subject: Subject) -> dict[str, Any]:
         "eval_length": subject.length,
         "parameters": subject.encoding.parameter_count(),
         "max_length": subject.encoding.max_length,
-        "inverse_frequencies": None if inverse is None else inverse.tolist(),
+        "inverse_frequencies": inverse,
         "attention_factor": described.get("attention_factor"),
         "slopes": _listed(described.get("slopes")),
         "bias": _bias(subject, positions),
-        "wavelengths": None if inverse is None else [wavelength(f) for f in inverse.tolist()],
+        "wavelengths": _wavelengths(inverse),
+        "global_inverse_frequencies": in_global,
+        "global_wavelengths": _wavelengths(in_global),
         "checks": {
             name: None if check is None else dataclasses.asdict(check)
             for name, check in checks.items()
@@ -119,6 +122,10 @@ def facts_of(subject: Subject) -> dict[str, Any]:
 
 def _listed(values: Tensor | None) -> list[float] | None:
     return None if values is None else values.tolist()
+
+
+def _wavelengths(inverse: list[float] | None) -> list[float | None] | None:
+    return None if inverse is None else [wavelength(frequency) for frequency in inverse]
 
 
 def wavelength(frequency: float) -> float | None:

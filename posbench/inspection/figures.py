@@ -73,17 +73,26 @@ def _drawers(subject: Subject) -> list[panels.Drawer]:
         subject.title, subject.settings.context, positions, subject.encoding.parameter_count() > 0
     )
     hooks = subject.hooks(positions)
-    trained = subject.trained.describe(view.train_length).get("inverse_frequencies", [])
+    trained = subject.trained.describe(view.train_length)
+    here = subject.encoding.describe(subject.length)
+    layers = {"inverse_frequencies": ""}
+    if "global_inverse_frequencies" in trained:
+        layers = {
+            "inverse_frequencies": "local layers",
+            "global_inverse_frequencies": "global layers",
+        }
     drawers: list[panels.Drawer] = []
-    if len(trained):
-        here = subject.encoding.describe(subject.length)
+    for key, where in layers.items():
+        if not len(trained.get(key, [])):
+            continue
         drawers += rotary_panels.rotary(
             view,
-            trained,
-            here["inverse_frequencies"] if subject.extended else None,
+            trained[key],
+            here[key] if subject.extended else None,
             here["attention_factor"],
             # Scores of equal vectors follow from the angles alone only where norms are kept.
             subject.settings.model.head_size if subject.encoding.keeps_norm else None,
+            where,
         )
     if hooks.distance_bias is not None:
         distances = torch.arange(positions, dtype=torch.float64)

@@ -22,11 +22,16 @@ from posbench.inspection.panels import (
 
 
 def rotary(
-    view: View, trained: Tensor, extended: Tensor | None, factor: float, head_size: int | None
+    view: View,
+    trained: Tensor,
+    extended: Tensor | None,
+    factor: float,
+    head_size: int | None,
+    layers: str = "",
 ) -> list[Drawer]:
     """Wavelengths, angles and decay of a rotation; with an extension, what it changes.
 
-    No `head_size`, no decay.
+    No `head_size`, no decay. `layers` says which, where not all turn alike.
     """
 
     def wavelengths(axes: Axes) -> None:
@@ -41,7 +46,7 @@ def rotary(
 
     last: list[Drawer] = [] if head_size is None else [decay]
     if extended is None:
-        return [wavelengths, angles, *last]
+        return [_titled(each, layers) for each in (wavelengths, angles, *last)]
     changed = extended
 
     def angles_after(axes: Axes) -> None:
@@ -50,7 +55,15 @@ def rotary(
     def stretch(axes: Axes) -> None:
         _stretch(axes, view, trained, changed, factor)
 
-    return [wavelengths, stretch, angles, angles_after, *last]
+    return [_titled(each, layers) for each in (wavelengths, stretch, angles, angles_after, *last)]
+
+
+def _titled(drawer: Drawer, layers: str) -> Drawer:
+    def draw(axes: Axes) -> None:
+        drawer(axes)
+        axes.set_title(f"{axes.get_title()}\n{layers}".rstrip())
+
+    return draw
 
 
 def _wavelengths(axes: Axes, view: View, trained: Tensor, extended: Tensor | None) -> None:

@@ -34,10 +34,11 @@ def print_table(subject: Subject, facts: dict[str, Any]) -> None:
     """Print the facts to stdout."""
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(*_heading(subject, facts), sep="\n")
-    if facts["inverse_frequencies"]:
-        console.print()
-        console.print(_frequencies(subject, facts))
-        console.print(_unfinished(facts))
+    for kind in ("", "global_"):
+        if facts[f"{kind}inverse_frequencies"]:
+            console.print()
+            console.print(_frequencies(subject, facts, kind))
+            console.print(_unfinished(facts, kind))
     if facts["slopes"]:
         console.print()
         console.print(_slopes(facts["slopes"]))
@@ -94,15 +95,18 @@ def _grid(title: str, *columns: str) -> Table:
     return table
 
 
-def _frequencies(subject: Subject, facts: dict[str, Any]) -> Table:
-    trained = subject.trained.describe(facts["train_length"])["inverse_frequencies"].tolist()
-    here, length = facts["inverse_frequencies"], facts["eval_length"]
+def _frequencies(subject: Subject, facts: dict[str, Any], kind: str) -> Table:
+    """What each pair does; `kind` begins the keys of the layers meant, as in the facts."""
+    key = f"{kind}inverse_frequencies"
+    trained = subject.trained.describe(facts["train_length"])[key].tolist()
+    here, length = facts[key], facts["eval_length"]
     columns = ["pair", "rad/token", "tokens/turn", f"turns in {facts['train_length']}"]
     if subject.extended:
         columns += [facts["extension"], "stretch", f"turns in {length}"]
     elif length != facts["train_length"]:
         columns.append(f"turns in {length}")
-    table = _grid("Rotation of each pair of channels", *columns)
+    title = f"Rotation of each pair{_layers(facts, kind) or ' of channels'}"
+    table = _grid(title, *columns)
     for pair, (before, after) in enumerate(zip(trained, here, strict=True)):
         turn = 2 * math.pi
         row = [pair, before, turn / before if before else math.inf]
@@ -115,11 +119,19 @@ def _frequencies(subject: Subject, facts: dict[str, Any]) -> Table:
     return table
 
 
-def _unfinished(facts: dict[str, Any]) -> str:
-    wavelengths, length = facts["wavelengths"], facts["train_length"]
+def _layers(facts: dict[str, Any], kind: str) -> str:
+    """Which layers a table is about, where they differ."""
+    if facts["global_inverse_frequencies"] is None:
+        return ""
+    return " in global layers" if kind else " in local layers"
+
+
+def _unfinished(facts: dict[str, Any], kind: str) -> str:
+    wavelengths, length = facts[f"{kind}wavelengths"], facts["train_length"]
     count = sum(each is None or each > length for each in wavelengths)
     when = "" if facts["extension"] == "none" else f" with {facts['extension']}"
-    return f"{count} of {len(wavelengths)} pairs{when} need more than {length} tokens for a turn."
+    pairs = f"{count} of {len(wavelengths)} pairs{_layers(facts, kind)}"
+    return f"{pairs}{when} need more than {length} tokens for a turn."
 
 
 def _slopes(slopes: list[float]) -> Table:

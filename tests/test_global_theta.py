@@ -123,6 +123,10 @@ def test_p_rope_cuts_the_slow_pairs_of_both() -> None:
             "encoding.global_every=4 does not divide model.layers=6. It may be 2, 3, 6.",
         ),
         (
+            ["encoding=rope_local_global", "layers=every2nd"],
+            "encoding.global_every=4 has no effect with layers=every2nd: those layers go without",
+        ),
+        (
             ["encoding=rope_local_global", "model.layers=1"],
             "model.layers=1. No number does; change model.layers.",
         ),
@@ -154,6 +158,8 @@ def test_a_pattern_that_does_not_fit_is_refused(
 def test_a_pattern_that_fits_is_taken() -> None:
     configure("train", "encoding=rope_local_global")
     configure("train", "encoding=rope_local_global", "model=small", "encoding.global_every=6")
+    # Of layers 2 and 4, which have the other base, only 4 goes without the encoding.
+    configure("train", "encoding=rope_local_global", "encoding.global_every=2", "layers=every4th")
     configure(
         "train", "encoding=rope_partial", "encoding.global_theta=3", "encoding.global_every=2"
     )

@@ -106,7 +106,9 @@ class Evaluation:
     run: run_id, folder, encoding, model, seed, train_length, parameters, encoding_parameters,
     tokens, train_tokens_per_s, train_peak_mem_mb, validation_nll, checkpoint_sha256, corpus,
     tokenizer, unigram_ppl (perplexity of the corpus's token frequencies on the test split), and
-    settings_id (a hash of all settings but the seed: only runs that share it are averaged).
+    settings_id (a hash of all settings but the seed: only runs that share it are averaged). A run
+    that was not measured as it was trained also has adaptations: what a search or tuning before
+    the measurement did and spent, one mapping for each extension and variant.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -116,13 +118,18 @@ class Evaluation:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def merged(self, other: Evaluation) -> Evaluation:
-        """Both evaluations as one; a run that both hold is listed once."""
-        known = {run["run_id"] for run in self.runs}
+        """Both evaluations as one; a run that both hold is listed once, with all adaptations."""
+        runs = {run["run_id"]: run for run in self.runs}
+        for run in other.runs:
+            known = runs.setdefault(run["run_id"], run)
+            if known is not run and "adaptations" in run:
+                adaptations = [*known.get("adaptations", []), *run["adaptations"]]
+                runs[run["run_id"]] = known | {"adaptations": adaptations}
         return Evaluation(
             rows=self.rows + other.rows,
             curves=self.curves + other.curves,
             documents=self.documents + other.documents,
-            runs=self.runs + [run for run in other.runs if run["run_id"] not in known],
+            runs=list(runs.values()),
             provenance=self.provenance
             | other.provenance
             | {"evaluations": [*_evaluations(self), *_evaluations(other)]},
@@ -205,6 +212,8 @@ def _numbers(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _numbers(value)
     if isinstance(value, list):
         return [_number(each) for each in value]
     return float(value) if value in ("inf", "-inf", "nan") else value

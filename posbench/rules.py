@@ -46,6 +46,7 @@ def check(settings: Settings) -> None:
     if isinstance(settings, EvalSettings):
         _check_ratios("eval.ratios", settings.eval.ratios)
         _check_stretch(settings.extension)
+        _check_search(settings)
         if not settings.eval.protocols:
             raise UserError("eval.protocols is empty; give at least one, such as [controlled].")
         if settings.eval.temperature is Temperature.ssmax:
@@ -61,6 +62,8 @@ def check(settings: Settings) -> None:
 
 
 def _check_stretch(extension: ExtensionConfig) -> None:
+    if extension.finetune_lr == 0:
+        raise UserError("extension.finetune_lr=0.0 changes nothing; it must be greater than 0.")
     if isinstance(extension, NtkByPartsConfig):
         _check_order("beta_fast", extension.beta_fast, "beta_slow", extension.beta_slow)
         if extension.beta_slow <= 0:
@@ -69,7 +72,18 @@ def _check_stretch(extension: ExtensionConfig) -> None:
         high, low = extension.high_freq_factor, extension.low_freq_factor
         _check_order("high_freq_factor", high, "low_freq_factor", low)
     if isinstance(extension, LongropeConfig):
-        _check_factors(extension.factors)
+        _check_factors(extension)
+
+
+def _check_search(settings: EvalSettings) -> None:
+    extension = settings.extension
+    if not isinstance(extension, LongropeConfig) or not extension.search:
+        return
+    if extension.reach(max(settings.eval.ratios)) <= 1:
+        raise UserError(
+            f"extension.search={extension.search} has nothing to look for at 1x. Give "
+            "extension.factor=4, or a ratio above 1 in eval.ratios."
+        )
 
 
 def _check_order(larger: str, high: float, smaller: str, low: float) -> None:
@@ -79,13 +93,19 @@ def _check_order(larger: str, high: float, smaller: str, low: float) -> None:
         )
 
 
-def _check_factors(factors: list[float]) -> None:
-    if not factors:
+def _check_factors(extension: LongropeConfig) -> None:
+    if extension.factors and extension.search:
+        raise UserError(
+            f"extension.search={extension.search} looks for what extension.factors gives; leave "
+            "out one of the two."
+        )
+    if not extension.factors and not extension.search:
         raise UserError(
             "extension=longrope needs extension.factors=[...]: what the frequency of each rotated "
-            "pair of channels is divided by, one number per pair."
+            "pair of channels is divided by, one number per pair. Or look for them when a run is "
+            "evaluated: extension.search=50."
         )
-    for factor in factors:
+    for factor in extension.factors:
         if not 0 < factor < float("inf"):
             raise UserError(
                 f"extension.factors holds {factor}; a factor must be greater than 0 and finite."
@@ -334,9 +354,24 @@ def _check_training(settings: TrainSettings) -> None:
 
 def check_extension(settings: InspectSettings) -> None:
     """Raise UserError if the encoding does not have what the extension acts on."""
-    _check_stretch(settings.extension)
     extension, encoding = settings.extension, settings.encoding
+    _check_untrained(extension)
+    _check_stretch(extension)
     if not encoding.takes(extension):
         able = ", ".join(name for name, kind in ENCODINGS.items() if kind().takes(extension))
         lacks = extension.refusal(f"encoding={encoding.name}")
         raise UserError(f"extension={lacks}. It applies to encoding={able}.")
+
+
+def _check_untrained(extension: ExtensionConfig) -> None:
+    """Refuse what works on a trained model."""
+    if extension.finetune_steps:
+        raise UserError(
+            f"extension.finetune_steps={extension.finetune_steps} tunes a trained model, and "
+            "inspect has none. It is for posbench eval-extrapolate."
+        )
+    if isinstance(extension, LongropeConfig) and extension.search:
+        raise UserError(
+            f"extension.search={extension.search} needs a trained model, and inspect has none. "
+            "Give extension.factors=[...], as posbench eval-extrapolate prints them."
+        )

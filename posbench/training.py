@@ -66,21 +66,35 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 class Trainer:
-    """A model, its optimizer, and how far they are."""
+    """A model, its optimizer, and how far they are.
 
-    def __init__(self, settings: TrainSettings, dataset: Dataset, runtime: Runtime) -> None:
+    A given `model` is one that has been trained, and is trained on; without one, it is a new one.
+    """
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        dataset: Dataset,
+        runtime: Runtime,
+        model: GPT | None = None,
+    ) -> None:
         self.settings, self.runtime = settings, runtime
         self.policies = policies_of(settings)
         self.batches = Batches(
             dataset.train, settings.context, settings.train.batch_size, settings.seed
         )
-        self.model: GPT = build_model(
-            settings.model,
-            settings.encoding,
-            settings.context,
-            dataset.tokenizer.vocabulary,
-            settings.seed,
-            self.policies,
+        self.begun = 0.0 if model is None else 1.0  # share of the training that is behind it
+        vocabulary = dataset.tokenizer.vocabulary
+        self.model: GPT = (
+            model
+            or build_model(
+                settings.model,
+                settings.encoding,
+                settings.context,
+                vocabulary,
+                settings.seed,
+                self.policies,
+            )
         ).to(runtime.device)
         self.optimizer = make_optimizer(self.model, settings.train)
         self.step = 0
@@ -140,7 +154,7 @@ class Trainer:
         Each micro-batch weighs as many tokens as it holds, so a smaller last one counts for less.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        self.model.encoding.trained_to(step / self.settings.train.steps)
+        self.model.encoding.trained_to(max(self.begun, step / self.settings.train.steps))
         positions = self._positions(step)
         inputs, targets = (each.to(self.runtime.device) for each in self.batches.batch(step))
         size = self.settings.train.micro_batch or len(inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
@@ -31,10 +31,16 @@ class Need(StrEnum):
 
 @dataclass
 class ExtensionConfig:
-    """How a trained model is taken to longer texts, at evaluation only."""
+    """How a trained model is taken to longer texts; tuning changes a copy of it."""
 
     needs: ClassVar[Need] = Need.frequencies
     name: str = setting("none", "id of the extension")
+    finetune_steps: int = setting(
+        0, "train a copy on for N steps at the longer length before it is evaluated", low=0
+    )
+    finetune_lr: float | None = setting(
+        None, "learning rate of finetune_steps; null means a tenth of the run's train.lr", low=0.0
+    )
 
     def refusal(self, scheme: str) -> str:
         """Why the extension means nothing to a scheme without what it needs."""
@@ -49,6 +55,14 @@ class ExtensionConfig:
     def by_length(self) -> bool:
         """Whether what it does depends on the length of the whole text."""
         return False
+
+    def reach(self, longest: float) -> float:
+        """Training lengths that a model is tuned for when `longest` is the largest evaluated."""
+        return max(1.0, longest)
+
+    def fixed(self, longest: float) -> ExtensionConfig:
+        """What a tuned model has: the same extension with one scale for every length."""
+        return self
 
 
 @dataclass
@@ -72,6 +86,12 @@ class ScaledConfig(ExtensionConfig):
     @property
     def by_length(self) -> bool:
         return self.factor is None
+
+    def reach(self, longest: float) -> float:
+        return super().reach(longest) if self.factor is None else self.factor
+
+    def fixed(self, longest: float) -> ExtensionConfig:
+        return replace(self, factor=self.reach(longest))
 
 
 @dataclass
@@ -150,6 +170,9 @@ class LongropeConfig(ScaledConfig):
 
     name: str = setting("longrope", "id of the extension")
     factors: list[float] = setting([], "what each pair's frequency is divided by, fastest first")
+    search: int = setting(
+        0, "instead of factors: look for them in N trials on the validation split", low=0
+    )
     attention_factor: float | None = setting(
         None, "factor on cos and sin; null means sqrt(1 + ln s / ln L)", low=0.0
     )

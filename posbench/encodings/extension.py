@@ -87,9 +87,9 @@ def refuse_without_effect(
     if isinstance(extension, ScaledConfig) and extension.factor == 1:
         return
     if torch.equal(changed, inverse):
-        settings = ", ".join(
-            f"extension.{key}={value}" for key, value in vars(extension).items() if key != "name"
-        )
+        shared = vars(NoExtensionConfig())
+        own = {key: value for key, value in vars(extension).items() if key not in shared}
+        settings = ", ".join(f"extension.{key}={value}" for key, value in own.items())
         raise UnsupportedError(
             f"{extension.name} changes no frequency of this model, trained at {train_length} "
             f"tokens with encoding.theta={theta:g} ({settings})"

@@ -207,3 +207,9 @@ def warmed(encoding: Encoding, temperature: Temperature) -> Encoding:
         encoding.policies = replace(encoding.policies, temperature=temperature)
         return encoding
     return Governed(encoding, Policies(temperature=temperature))
+
+
+def in_order(encoding: Encoding) -> None:
+    """Training texts have plain positions from now on: they are as long as those measured."""
+    if isinstance(encoding, Governed):
+        encoding.policies = replace(encoding.policies, positions=Positions.plain)

@@ -49,7 +49,6 @@ def run_evaluation(settings: EvalSettings, folder: Path, command: list[str]) -> 
     A folder that already holds this very evaluation is complete; any other content is refused.
     """
     from posbench.jobs.measuring import raise_damaged
-    from posbench.report import print_tables
 
     check(settings)
     if (folder / MANIFEST).exists():
@@ -58,12 +57,12 @@ def run_evaluation(settings: EvalSettings, folder: Path, command: list[str]) -> 
     try:
         before = _earlier(folder, settings)
         if before is not None:
-            print_tables(before)
+            _show(before)
             print(f"complete: {folder} already holds this evaluation.")
             return
         evaluation, damaged = _measure(settings, command)
         _write(evaluation, folder)
-        print_tables(evaluation)
+        _show(evaluation)
         announce(folder)
         raise_damaged(damaged)
     except UserError:
@@ -128,14 +127,22 @@ def _checkpoint(folder: Path) -> str:
 
 def merge_evaluations(folders: list[Path], folder: Path) -> None:
     """One table and report in `folder` over the evaluations in `folders`, printed."""
-    from posbench.report import print_tables
-
     merged = Evaluation()
     for each in folders:
         merged = merged.merged(read_results(each))
     _write(merged, folder)
-    print_tables(merged)
+    _show(merged)
     announce(folder)
+
+
+def _show(evaluation: Evaluation) -> None:
+    """Print the tables, and factors that were found as they are typed to have them again."""
+    from posbench.report import print_tables
+    from posbench.report.content import found_factors
+
+    print_tables(evaluation)
+    for line in found_factors(evaluation):
+        print(line)
 
 
 def announce(folder: Path) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.catalog import EXTENSION_CARDS
 from posbench.config import Beyond, EvalConfig, EvalSettings
+from posbench.config.extensions import LongropeConfig
 from posbench.config.policies import policies_of
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UnsupportedError, UserError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from posbench.data import Dataset
     from posbench.encodings import Encoding
     from posbench.evaluation import Plan
+    from posbench.jobs.adapting import Heard
     from posbench.runtime import Runtime
 
 
@@ -85,8 +87,9 @@ def _candidate(folder: Path, settings: EvalSettings) -> Candidate:
 def _as_evaluated(encoding: Encoding, settings: EvalSettings) -> Encoding:
     """A trained encoding as `settings` want it measured; raises UnsupportedError."""
     from posbench.encodings.policies import warmed
+    from posbench.jobs.adapting import extend_provisionally
 
-    encoding.extend(settings.extension)
+    extend_provisionally(encoding, settings.extension)
     encoding.go_beyond(settings.eval.beyond)
     temperature = settings.eval.temperature
     return encoding if temperature is None else warmed(encoding, temperature)
@@ -119,13 +122,20 @@ def _fits_none(settings: EvalSettings, candidates: list[Candidate]) -> str:
     )
 
 
-def _variant(config: EvalConfig) -> str:
+def _variant(settings: EvalSettings) -> str:
     """What a row says of a model that is not evaluated as it was trained."""
+    extension, config = settings.extension, settings.eval
     parts = []
     if config.beyond is not Beyond.error:
         parts.append(f"beyond={config.beyond}")
     if config.temperature is not None:
         parts.append(f"temperature={config.temperature}")
+    if isinstance(extension, LongropeConfig) and extension.search:
+        parts.append(f"search={extension.search}")
+    if extension.finetune_steps:
+        parts.append(f"finetune_steps={extension.finetune_steps}")
+        if extension.finetune_lr is not None:
+            parts.append(f"finetune_lr={extension.finetune_lr:g}")
     return " ".join(parts)
 
 
@@ -140,6 +150,7 @@ class Measurement:
     def evaluate(self, candidates: list[Candidate]) -> Evaluation:
         """Rows of all candidates, in their order. All text is looked at before the first is run."""
         from posbench.evaluation import planned_tokens
+        from posbench.jobs.adapting import adapting_tokens
         from posbench.progress import Progress
 
         config = self.settings.eval
@@ -148,25 +159,29 @@ class Measurement:
             for each in candidates
             if each.run is not None and not each.damaged
         }
-        usable = [each.folder for each in candidates if each.usable]
-        total = sum(planned_tokens(plans[folder], config) for folder in usable)
+        total = sum(
+            planned_tokens(plans[each.folder], config) + adapting_tokens(run, self.settings)
+            for each in candidates
+            if (run := each.usable)
+        )
         evaluation = Evaluation()
         done = 0
         with Progress("evaluate", total, unit="tokens") as progress:
 
-            def scored(tokens: int) -> None:
+            def heard(tokens: int, doing: str = "") -> None:
                 nonlocal done
                 done += tokens
-                progress.update(min(done, total))
+                progress.update(min(done, total), f"{candidate.folder.name} {doing}".rstrip())
 
             for candidate in candidates:
-                progress.update(min(done, total), candidate.folder.name)
-                evaluation = evaluation.merged(self._one(candidate, scored))
+                heard(0)
+                evaluation = evaluation.merged(self._one(candidate, heard))
             progress.update(total)
         return evaluation
 
-    def _one(self, candidate: Candidate, scored: Callable[[int], None]) -> Evaluation:
+    def _one(self, candidate: Candidate, heard: Heard) -> Evaluation:
         from posbench.evaluation import Subject, evaluate_model, skipped_rows
+        from posbench.jobs.adapting import NotAdaptedError, adapt
 
         run, config = candidate.run, self.settings.eval
         row = self._unreadable_row(candidate.folder) if run is None else self._row(run)
@@ -178,12 +193,25 @@ class Measurement:
         if candidate.refused:
             row.status, row.reason = Status.unsupported, candidate.refused
             return Evaluation(rows=skipped_rows(row, lengths, config.protocols), runs=[record])
-        dataset = self._dataset(run)
+        dataset, plan = self._dataset(run), self._plan(run)
         model = run.model()
         model.encoding = _as_evaluated(model.encoding, self.settings)
         model = model.to(self.runtime.device)
+        done: dict[str, Any] = {}
+        try:
+            if not plan.shortage:
+                adapt(model, run, dataset, self.settings, self.runtime, heard, done)
+        except NotAdaptedError as failure:
+            row.status, row.reason = failure.status, str(failure)
+            if row.status is Status.nonfinite:
+                row.value = row.ppl = row.nll = math.inf
+            return Evaluation(rows=skipped_rows(row, lengths, config.protocols), runs=[record])
+        finally:
+            if done:
+                name = {"extension": row.extension, "variant": row.variant}
+                record["adaptations"] = [name | done]
         subject = Subject(model, row, dataset.test, dataset.tokenizer.byte_lengths)
-        measured = evaluate_model(subject, self._plan(run), config, self.runtime, scored)
+        measured = evaluate_model(subject, plan, config, self.runtime, heard)
         measured.runs = [record]
         return measured
 
@@ -192,7 +220,7 @@ class Measurement:
             run_id=folder.name,
             encoding="unknown",
             extension=self.settings.extension.name,
-            variant=_variant(self.settings.eval),
+            variant=_variant(self.settings),
             model="unknown",
             seed=0,
             train_length=0,
@@ -207,7 +235,7 @@ class Measurement:
             run_id=run.id,
             encoding=scheme_of(settings),
             extension=self.settings.extension.name,
-            variant=_variant(self.settings.eval),
+            variant=_variant(self.settings),
             model=settings.model.name,
             seed=settings.seed,
             train_length=settings.context,

@@ -70,6 +70,7 @@ class Content:
     headline: Grid | None
     others: list[Grid]
     cost: Grid
+    adaptations: Grid
     scored: Grid
     how_to_read: tuple[str, ...]
     provenance: list[tuple[str, str]]
@@ -86,6 +87,7 @@ def content_of(evaluation: Evaluation) -> Content:
         headline=_perplexities(shown[0]) if shown else None,
         others=[_perplexities(table) for table in shown[1:]],
         cost=_cost(evaluation),
+        adaptations=_adaptations(evaluation),
         scored=_scored(evaluation, shown),
         how_to_read=HOW_TO_READ,
         provenance=_provenance(evaluation),
@@ -148,6 +150,42 @@ def _cost(evaluation: Evaluation) -> Grid:
     header = ["encoding", "model", "seed", *_COSTS.values(), "run"]
     about = "" if rows else "No training run was recorded."
     return Grid("What training cost", header if rows else [], rows, about)
+
+
+def _adaptations(evaluation: Evaluation) -> Grid:
+    """What a search of factors and tuning did before the measurement, and what they spent."""
+    rows: list[list[Any]] = []
+    for run in evaluation.runs:
+        for each in run.get("adaptations", []):
+            line = [run["encoding"], str(run["seed"]), each["extension"], each["variant"]]
+            if search := each.get("search"):
+                starts = ", ".join(f"{quantity(v)} ({k})" for k, v in search["start_nll"].items())
+                outcome = f"validation loss {quantity(search['nll'])} nats, from {starts}"
+                rows.append([*line, f"{search['trials']} trials", *_spent(search), outcome])
+            if tuning := each.get("tuning"):
+                outcome = f"learning rate {quantity(tuning['lr'])}"
+                rows.append([*line, f"{tuning['steps']} steps", *_spent(tuning), outcome])
+    header = ["encoding", "seed", "extension", "variant", "what", "length", "tokens", "seconds", ""]
+    about = (
+        "These lines were not measured as they were trained. A search reads the validation split, "
+        "tuning trains a copy on the training split; neither sees a test document."
+    )
+    return Grid("What search and tuning spent", header, rows, about, found_factors(evaluation))
+
+
+def _spent(record: dict[str, Any]) -> list[str]:
+    return [quantity(record[key]) for key in ("length", "tokens", "seconds")]
+
+
+def found_factors(evaluation: Evaluation) -> list[str]:
+    """The factors that each search found, as they are typed to have the same numbers again."""
+    return [
+        f"{run['run_id']} ({each['variant']}): extension.factors="
+        f"[{','.join(repr(factor) for factor in each['search']['factors'])}]"
+        for run in evaluation.runs
+        for each in run.get("adaptations", [])
+        if "search" in each
+    ]
 
 
 def quantity(value: Any) -> str:

@@ -31,6 +31,7 @@ ONLY = {
     "toolchain": set(),
     "results": {"files", "errors"},
     "encodings": {"encodings", "config", "errors"},
+    "longrope_search": {"encodings", "config", "errors"},
     "attention": {"encodings", "toolchain", "config", "errors"},
     "model": {"attention", "encodings", "config", "errors"},
 }

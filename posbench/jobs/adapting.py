@@ -24,6 +24,7 @@ from posbench.model import GPT, seeded
 from posbench.results import Status
 from posbench.runs import Run
 from posbench.runtime import Runtime
+from posbench.saved import to_dict
 from posbench.scoring import window_losses
 from posbench.targets import anchors
 from posbench.training import Trainer
@@ -254,6 +255,7 @@ def _tune(
         "seconds": time.perf_counter() - started,
         "first_loss": losses[0],
         "last_loss": losses[-1],
+        "settings": to_dict(extension),
     }
 
 

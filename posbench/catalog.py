@@ -550,7 +550,7 @@ EXTENSION_CARDS = (
     ),
     ExtensionCard(
         id="longrope",
-        summary="each pair divided by a factor of its own, given as a list",
+        summary="each pair divided by a factor of its own, given as a list or searched for",
         formula="f'_c = f_c / factor_c beyond L; cos, sin * sqrt(1 + ln s / ln L)",
         applies_to=ROTARY,
         length_dependent="unless extension.factor is set",

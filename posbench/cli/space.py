@@ -67,6 +67,7 @@ APPS = {
                 "posbench eval-extrapolate",
                 "posbench eval-extrapolate runs=outputs/train/20261130-061502-1f3a-rope",
                 "posbench eval-extrapolate -m extension=none,ntk,yarn",
+                "posbench eval-extrapolate -m extension=none,pi extension.finetune_steps=0,200",
                 "posbench eval-extrapolate eval.ratios=[1,2,4,8]",
             ),
         ),

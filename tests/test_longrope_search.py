@@ -278,7 +278,7 @@ def test_the_scale_given_is_the_scale_searched(runs: dict[str, Path]) -> None:
 
 def test_search_then_tuning(runs: dict[str, Path]) -> None:
     evaluation = measured([runs["rope"]], LongropeConfig(search=3, finetune_steps=2))
-    assert {row.variant for row in evaluation.rows} == {"search=3, finetune_steps=2"}
+    assert {row.variant for row in evaluation.rows} == {"search=3 finetune_steps=2"}
     (adaptation,) = evaluation.runs[0]["adaptations"]
     assert adaptation["search"]["factors"] == adaptation["tuning"]["settings"]["factors"]
     assert outcome(evaluation) == outcome(measured([runs["rope"]], LongropeConfig(search=3)))

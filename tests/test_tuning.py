@@ -25,6 +25,7 @@ from posbench.config.extensions import (
     ReropeConfig,
     YarnConfig,
 )
+from posbench.config.policies import Positions, Temperature
 from posbench.data import Batches, Dataset, prepare, prepare_with
 from posbench.errors import UserError
 from posbench.jobs.adapting import NotAdaptedError, adapt
@@ -382,9 +383,57 @@ def test_a_table_that_ends_is_tuned_as_a_variant(runs: dict[str, Path]) -> None:
     assert "16 rows" in reason(refused)
     evaluation = measured([runs["learned"]], extension, beyond=Beyond.interpolate)
     assert statuses(evaluation) == {Status.ok}
-    assert {row.variant for row in evaluation.rows} == {"beyond=interpolate, finetune_steps=2"}
+    assert {row.variant for row in evaluation.rows} == {"beyond=interpolate finetune_steps=2"}
     untuned = measured([runs["learned"]], NoExtensionConfig(), beyond=Beyond.interpolate)
     assert {row.nll for row in untuned.rows}.isdisjoint(row.nll for row in evaluation.rows)
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "rope"])
+@pytest.mark.parametrize("positions", [Positions.randomized, Positions.pose])
+def test_drawn_positions_end_where_tuning_begins(
+    corpus: Path, tmp_path: Path, encoding: str, positions: Positions
+) -> None:
+    """Trained below position 32 and tuned on 64 tokens: they are numbered as they are measured."""
+    settings = tiny.small(corpus, encoding, positions=positions, max_position=32, steps=5)
+    run_training(settings, tmp_path / "run", [])
+    run = load_run(tmp_path / "run")
+    seen: list[list[int]] = []
+
+    model = run.model()
+    original = model.encoding.hooks
+
+    def hooks(x: torch.Tensor, positions: torch.Tensor, layer: int) -> Any:
+        seen.append(positions.tolist())
+        return original(x, positions, layer)
+
+    model.encoding.hooks = hooks  # type: ignore[method-assign]
+    tuned(run, dataset_of(run), NoExtensionConfig(finetune_steps=2), model=model)
+    assert seen == [list(range(LONGEST))] * 2
+
+
+def test_a_dropped_encoding_stays_dropped(corpus: Path, tmp_path: Path) -> None:
+    """Tuned as NoPE: positions make no difference to any gradient."""
+    run_training(tiny.small(corpus, "rope", drop_at=0.5), tmp_path / "run", [])
+    run = load_run(tmp_path / "run")
+    extension = NoExtensionConfig(finetune_steps=3)
+    model, _ = tuned(run, dataset_of(run), extension)
+    bare = dataclasses.replace(run.settings, encoding=ENCODINGS["none"](), drop_at=None)
+    nope = build_model(bare.model, bare.encoding, bare.context, model.vocabulary, 0)
+    nope.load_state_dict(run.model().state_dict())
+    tuned(Run(run.folder, run.manifest, bare), dataset_of(run), extension, model=nope)
+    assert tiny.digest(nope.state_dict()) == tiny.digest(model.state_dict())
+
+
+def test_another_temperature_is_tuned_too(runs: dict[str, Path]) -> None:
+    extension = PiConfig(finetune_steps=2)
+    evaluation = measured([runs["rope"]], extension, temperature=Temperature.logn)
+    assert statuses(evaluation) == {Status.ok}
+    assert {row.variant for row in evaluation.rows} == {"temperature=logn finetune_steps=2"}
+    losses = [
+        each.runs[0]["adaptations"][0]["tuning"]["first_loss"]
+        for each in (evaluation, measured([runs["rope"]], extension))
+    ]
+    assert losses[0] != losses[1]
 
 
 @pytest.mark.parametrize(
@@ -408,7 +457,7 @@ def test_what_was_spent_is_told(runs: dict[str, Path], tmp_path: Path) -> None:
     extension = PiConfig(finetune_steps=3, finetune_lr=1e-3)
     measured([runs["rope"]], extension, tmp_path)
     evaluation = read_results(tmp_path)
-    assert {row.variant for row in evaluation.rows} == {"finetune_steps=3, finetune_lr=0.001"}
+    assert {row.variant for row in evaluation.rows} == {"finetune_steps=3 finetune_lr=0.001"}
     (record,) = evaluation.runs[0]["adaptations"]
     assert (record["extension"], record["variant"]) == ("pi", evaluation.rows[0].variant)
     tuning = record["tuning"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.catalog import EXTENSION_CARDS
-from posbench.config import Beyond, EvalConfig, EvalSettings
+from posbench.config import Beyond, EvalSettings
 from posbench.config.extensions import LongropeConfig
 from posbench.config.policies import policies_of
 from posbench.discovery import find_folders

@@ -169,7 +169,7 @@ def test_every_encoding_can_be_tuned(corpus: Path, tmp_path: Path, name: str) ->
     run = Run(tmp_path, {"run_id": name}, settings)
     extension = NoExtensionConfig(finetune_steps=2)
     if model.encoding.max_length is not None and model.encoding.max_length < LONGEST:
-        with pytest.raises(NotAdaptedError, match=f"{LONGEST} positions") as refused:
+        with pytest.raises(NotAdaptedError, match=f"needs {LONGEST} positions") as refused:
             tuned(run, dataset, extension, model=model)
         assert refused.value.status is Status.unsupported
         return
@@ -380,7 +380,7 @@ def test_a_table_that_ends_is_tuned_as_a_variant(runs: dict[str, Path]) -> None:
     extension = NoExtensionConfig(finetune_steps=2)
     refused = measured([runs["learned"]], extension)
     assert statuses(refused) == {Status.unsupported}
-    assert "16 rows" in reason(refused)
+    assert reason(refused).endswith("needs 64 positions; learned ends after 16")
     evaluation = measured([runs["learned"]], extension, beyond=Beyond.interpolate)
     assert statuses(evaluation) == {Status.ok}
     assert {row.variant for row in evaluation.rows} == {"beyond=interpolate finetune_steps=2"}

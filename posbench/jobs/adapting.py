@@ -110,13 +110,21 @@ def _length(run: Run, extension: ExtensionConfig, settings: EvalSettings) -> int
     return max(2, round(extension.reach(max(settings.eval.ratios)) * run.settings.context))
 
 
-def _require(split: Split, kind: str, setting: str, length: int) -> None:
+def _require_positions(encoding: Encoding, asked: str, length: int) -> None:
+    """Raise NotAdaptedError for an encoding that ends before `length`."""
+    most = encoding.max_length
+    if most is not None and most < length:
+        reason = f"{asked} needs {length} positions; {encoding.config.name} ends after {most}"
+        raise NotAdaptedError(Status.unsupported, reason)
+
+
+def _require_text(split: Split, kind: str, asked: str, length: int) -> None:
     """Raise NotAdaptedError unless a document holds a window of `length` and its last target."""
     longest = int(max(split.lengths, default=0))
     if longest <= length:
         raise NotAdaptedError(
             Status.not_enough_data,
-            f"{setting} needs a {kind} document of {length + 1} tokens; the longest of "
+            f"{asked} needs a {kind} document of {length + 1} tokens; the longest of "
             f"data={split.corpus} has {longest}",
         )
 
@@ -137,8 +145,9 @@ def _search(
     assert isinstance(extension, LongropeConfig)
     assert isinstance(encoding, RotaryConfig)
     length, context = _length(run, extension, settings), run.settings.context
-    model.encoding.check_length(length)
-    _require(validation, "validation", f"extension.search={extension.search}", length)
+    asked = f"extension.search={extension.search}"
+    _require_positions(model.encoding, asked, length)
+    _require_text(validation, "validation", asked, length)
     size = _targets_of_a_window(run)
     places = anchors(validation, length, size, SEARCH_TARGETS)
     trial, batch_tokens = 0, settings.eval.batch_tokens
@@ -202,8 +211,9 @@ def _tune(
     step, and none of training's own.
     """
     steps, before = extension.finetune_steps, run.settings.train
-    model.encoding.check_length(length)
-    _require(dataset.train, "training", f"extension.finetune_steps={steps}", length)
+    asked = f"extension.finetune_steps={steps}"
+    _require_positions(model.encoding, asked, length)
+    _require_text(dataset.train, "training", asked, length)
     micro_batch = before.micro_batch and max(1, before.micro_batch * run.settings.context // length)
     warmup = min(WARMUP_STEPS, steps // 10)
     train = replace(

@@ -68,6 +68,29 @@ def test_rope_inverse_frequencies(key: str) -> None:
     assert found[-1].item() == pytest.approx(base ** (-(size - 2) / size), rel=1e-14)
 
 
+def angles_of(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    rope = Rope(RopeConfig(), Shape(layers=1, heads=1, head_size=64, width=64, train_length=128))
+    return rope.to(torch.bfloat16).angles(positions, dtype)
+
+
+def test_rope_cosines_and_sines() -> None:
+    cos, sin = angles_of(golden("rope/positions").long(), torch.float64)
+    # 16,383 radians are known to some 1e-12 in float64.
+    torch.testing.assert_close(cos, golden("rope/cos/d=64/base=10000"), rtol=0, atol=1e-11)
+    torch.testing.assert_close(sin, golden("rope/sin/d=64/base=10000"), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("position", GOLDEN["rope/bf16_damage/d=64"])
+def test_rope_in_a_bfloat16_model_has_none_of_the_known_damage(position: str) -> None:
+    """Frequencies, positions or angles rounded to 16 bits, or angles in float32."""
+    damage = GOLDEN["rope/bf16_damage/d=64"][position]
+    least = min(error for how, error in damage.items() if how != "ok_cast_after" and error > 0)
+    angles = int(position) * golden("rope/inv_freq/d=64/base=10000")
+    cos, sin = angles_of(torch.tensor([int(position)]), torch.float32)
+    for found, exact in ((cos[0], angles.cos()), (sin[0], angles.sin())):
+        assert (found.double() - exact).abs().max() < least / 5
+
+
 @pytest.mark.parametrize("key", keys("rope/rotated/"))
 def test_rope_rotates_each_layout_as_published(key: str) -> None:
     _, _, layout, _, position = key.split("/")

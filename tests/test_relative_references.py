@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from posbench.attention import Kernel, attend, score_rows
-from posbench.config import ModelConfig, TrainSettings
+from posbench.config import TrainSettings
 from posbench.config.encodings import (
     ENCODINGS,
     AlibiConfig,
@@ -25,9 +25,6 @@ from posbench.config.encodings import (
     DpbConfig,
     EncodingConfig,
     FireConfig,
-    KerpleLogConfig,
-    KerplePowerConfig,
-    NoneConfig,
     SandwichConfig,
     ShawConfig,
     T5Config,
@@ -38,7 +35,7 @@ from posbench.encodings.bias import alibi_slopes, sandwich
 from posbench.encodings.learned_bias import kerple_log, kerple_power, t5_starts
 from posbench.encodings.relative import fire_input
 from posbench.errors import UserError
-from posbench.model import GPT, build_model, seeded
+from posbench.model import seeded
 from posbench.rules import check
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("golden_values.json").read_text())
@@ -438,51 +435,7 @@ def test_txl_is_the_formula_written_out() -> None:
     assert_scores(txl, score)
 
 
-# ---------------------------------------------------------------- identities
-
-
-def logits(config: EncodingConfig, change: dict[str, Tensor] | None = None) -> Tensor:
-    """Logits [2, 50, 61] of a model whose scores spread, with some of its weights replaced."""
-    model: GPT = build_model(ModelConfig(layers=2, width=24, heads=6), config, 32, 61, 0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if not name.startswith("encoding.") and parameter.dim() > 1:
-                parameter.mul_(10)
-    model = model.double().eval()
-    set_all(model.encoding, change or {})
-    text = torch.randint(61, (2, 50), generator=torch.Generator().manual_seed(5))
-    with torch.no_grad():
-        fast: Tensor = model(text)
-        model.use_kernel(Kernel.dense)
-        torch.testing.assert_close(fast, model(text), rtol=0, atol=1e-9)
-    return fast
-
-
-ZERO = torch.tensor(0.0)
-SAME: dict[str, tuple[EncodingConfig, dict[str, Tensor], EncodingConfig]] = {
-    "t5, zeros": (T5Config(), {"table": ZERO}, NoneConfig()),
-    "dpb, zeros": (DpbConfig(), {"out": ZERO}, NoneConfig()),
-    "fire, zeros": (FireConfig(), {"out": ZERO}, NoneConfig()),
-    "shaw, zeros": (ShawConfig(), {"vectors": ZERO}, NoneConfig()),
-    "txl, zeros": (TxlConfig(), {"u": ZERO, "v": ZERO, "w": ZERO}, NoneConfig()),
-    "alibi, all heads free": (AlibiConfig(free_heads=6), {}, NoneConfig()),
-    "kerple_log, p to 0": (KerpleLogConfig(), {"p": torch.tensor(-80.0)}, NoneConfig()),
-    "alibi_learned, untrained": (ENCODINGS["alibi_learned"](), {}, AlibiConfig()),
-    "kerple_power, p = 1": (
-        KerplePowerConfig(),
-        {"p": ZERO, "a": alibi_slopes(6).expm1().log()},
-        AlibiConfig(),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_identity(name: str) -> None:
-    config, change, other = SAME[name]
-    found, expected = logits(config, change), logits(other)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    if change:
-        assert (logits(config) - expected).abs().max() > 1e-5  # it takes the change
+# ---------------------------------------------------------------- settings of heads and layers
 
 
 def test_alibi_with_free_heads_is_alibi_of_fewer_heads_and_no_bias() -> None:

@@ -19,7 +19,6 @@ from torch import Tensor
 from posbench import configure
 from posbench.config import ModelConfig
 from posbench.config.encodings import (
-    ENCODINGS,
     EncodingConfig,
     Layout,
     NoneConfig,
@@ -183,6 +182,28 @@ def test_xpos_scales(position: int) -> None:
     expected = torch.tensor(GOLDEN[f"xpos/q_scale/d=64/B=512/pos={position}"], dtype=torch.float64)
     torch.testing.assert_close(scales[1], expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(scales[0], 1 / expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("position", [2048, 8192, 32_768])
+def test_xpos_keys_grow_as_published(position: int) -> None:
+    encoding = make(XposConfig(scale_base=512.0), size=64)
+    assert isinstance(encoding, Xpos)
+    scales = encoding.scales(torch.tensor([0, position]))[:, 0]
+    published = GOLDEN["xpos/growth_at_zeta0"]
+    growth = next(value for key, value in published.items() if key.endswith(f"_{position}"))
+    assert (scales[0] / scales[1]).item() == pytest.approx(growth, rel=1e-12)
+
+
+def test_xpos_counts_queries_and_keys_from_one_centre() -> None:
+    """A query scaled as if it were the whole text would see itself in a text of 1,024 too small."""
+    encoding = make(XposConfig(scale_base=512.0), size=8)
+    pairs = torch.eye(4, dtype=torch.float64).repeat_interleave(2, dim=1)  # one pair each
+    ones = pairs[:, None, None].expand(4, HEADS, 1024, 8)
+    turned_q, turned_k = turned(encoding, ones, ones, torch.arange(1024))
+    ratios = (turned_q * turned_k).sum(-1) / 2
+    torch.testing.assert_close(ratios, torch.ones_like(ratios), rtol=1e-12, atol=0)
+    mistake = GOLDEN["mutant/xpos/different_centres_q=1_token_k=1024/rel=0 score ratio"]
+    assert (ratios[:, 0, -1] - torch.tensor(mistake)).min() > 0.1
 
 
 @pytest.mark.parametrize("distance", [0, 1, 64, 512])
@@ -354,14 +375,6 @@ def test_polar_is_magnitude_and_angle() -> None:
 
 
 # ---------------------------------------------------------------- all of them
-
-
-def test_no_two_rotary_encodings_give_the_same_logits() -> None:
-    names = [name for name, kind in ENCODINGS.items() if issubclass(kind, RotaryConfig)]
-    found = {name: logits(ENCODINGS[name]()) for name in names}
-    for place, name in enumerate(names):
-        for other in names[:place]:
-            assert (found[name] - found[other]).abs().max() > 1e-3, (name, other)
 
 
 @pytest.mark.parametrize("name", ["rope_p", "xpos"])

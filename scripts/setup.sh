@@ -26,6 +26,6 @@ if [ ! -x "$VENV/bin/posbench" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted"
         echo "$python made no virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2
         exit 2
     fi
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
     echo "$wanted" > "$stamp"
 fi

@@ -46,6 +46,7 @@ from transformers.models.t5.modeling_t5 import T5Config as HfT5Config
 
 FLOAT32 = {"rtol": 3e-6, "atol": 0.0}  # 13 nats of a frequency, each off by one float32 rounding
 GRID = list(itertools.product([16, 64, 128], [1e4, 5e5], [128, 2048]))  # head size, theta, L
+GRID.append((64, 100.0, 2048))  # where YaRN's ramp would end beyond the last pair
 every_size = pytest.mark.parametrize(("size", "theta", "train"), GRID)
 every_factor = pytest.mark.parametrize("factor", [2.0, 4.0, 16.0])
 

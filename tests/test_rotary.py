@@ -28,7 +28,6 @@ from posbench.config.encodings import (
     RopeConfig,
     RopePartialConfig,
     RopePConfig,
-    RotaryConfig,
     XposConfig,
 )
 from posbench.config.extensions import YarnConfig

@@ -1,10 +1,11 @@
 """Each encoding from end to end: it learns, it is measured, and it costs what its card says.
 
-A new one is tested by being listed in posbench.encodings.CLASSES.
+A new one is tested by being listed in posbench.encodings.CLASSES, or in posbench.config.policies.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -18,9 +19,10 @@ from test_contract import value_of
 
 from posbench import journal
 from posbench.attention import Kernel, choose
-from posbench.catalog import ENCODING_CARDS
-from posbench.config import EvalConfig, EvalSettings, ModelConfig, Protocol
+from posbench.catalog import ENCODING_CARDS, POLICY_CARDS
+from posbench.config import EvalConfig, EvalSettings, ModelConfig, Protocol, TrainSettings
 from posbench.config.encodings import ENCODINGS
+from posbench.config.policies import PRESETS, Policies, Preset
 from posbench.encodings import CLASSES, Encoding, Hooks, Shape, build
 from posbench.jobs.evaluate import evaluate
 from posbench.jobs.train import train
@@ -31,7 +33,7 @@ from posbench.runs import Run
 CONTEXT, STEPS, VOCABULARY = 32, 50, 256
 SIZE = ModelConfig(layers=2, width=64, heads=4)
 LENGTHS = (CONTEXT, 2 * CONTEXT, 4 * CONTEXT)
-CARDS = {card.id: card for card in ENCODING_CARDS}
+CARDS = {card.id: card for card in (*ENCODING_CARDS, *POLICY_CARDS)}
 
 
 class Measured(NamedTuple):
@@ -42,17 +44,25 @@ class Measured(NamedTuple):
     evaluation: Evaluation
 
 
+def settings_of(name: str, corpus: Path) -> TrainSettings:
+    """A small run of an encoding or a preset, with as many layers as the preset tells apart."""
+    preset = PRESETS.get(name, Preset(name, Policies()))
+    policies = preset.at(CONTEXT)
+    size = {"layers": policies.skipped_every or SIZE.layers}
+    size |= {"width": SIZE.width, "heads": SIZE.heads}
+    settings = tiny.small(corpus, preset.encoding, context=CONTEXT, steps=STEPS, **size)
+    return dataclasses.replace(settings, **vars(policies))
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-@pytest.fixture(scope="module", params=CLASSES)
+@pytest.fixture(scope="module", params=[*CLASSES, *PRESETS])
 def measured(request: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     name: str = request.param
-    size = {"layers": SIZE.layers, "width": SIZE.width, "heads": SIZE.heads}
-    settings = tiny.small(corpus, name, context=CONTEXT, steps=STEPS, **size)
-    run = train(settings, tmp_path_factory.mktemp("run") / name)
+    run = train(settings_of(name, corpus), tmp_path_factory.mktemp("run") / name)
     config = EvalConfig(max_targets=256, span_tokens=1024, bootstrap=100)
     return Measured(name, run, evaluate([run.folder], EvalSettings(eval=config, threads=1)))
 
@@ -67,7 +77,9 @@ def test_the_loss_falls(measured: Measured) -> None:
 
 
 def test_every_cell_is_measured_or_says_why_not(measured: Measured) -> None:
-    longest = build(ENCODINGS[measured.name](), shape_of(SIZE, CONTEXT)).max_length
+    settings = measured.run.settings
+    shape = shape_of(settings.model, CONTEXT, settings)
+    longest = build(settings.encoding, shape).max_length
     rows = {(row.protocol, row.eval_length): row for row in measured.evaluation.rows}
     assert set(rows) == set(itertools.product(Protocol, LENGTHS))
     assert len(rows) == len(measured.evaluation.rows)
@@ -85,14 +97,14 @@ def test_every_cell_is_measured_or_says_why_not(measured: Measured) -> None:
 
 
 def test_recorded_parameters_are_the_documented_formula(measured: Measured) -> None:
-    config = ENCODINGS[measured.name]()
-    names = {"L": CONTEXT, "C": SIZE.width, "H": SIZE.heads, "D": SIZE.head_size, "N": SIZE.layers}
+    size, config = measured.run.settings.model, measured.run.settings.encoding
+    names = {"L": CONTEXT, "C": size.width, "H": size.heads, "D": size.head_size, "N": size.layers}
     names |= {key: value for key, value in vars(config).items() if isinstance(value, int)}
     expected = value_of(CARDS[measured.name].parameters, names)
     cost, (record,) = measured.run.manifest["cost"], measured.evaluation.runs
     assert cost["encoding_parameters"] == record["encoding_parameters"] == expected
-    blocks = SIZE.layers * (12 * SIZE.width**2 + 2 * SIZE.width)
-    others = VOCABULARY * SIZE.width + blocks + SIZE.width
+    blocks = size.layers * (12 * size.width**2 + 2 * size.width)
+    others = VOCABULARY * size.width + blocks + size.width
     assert cost["parameters"] == record["parameters"] == others + expected
 
 

@@ -7,6 +7,7 @@ without its settings and weights, what stands in it gives other logits.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -64,6 +65,7 @@ from posbench.config.extensions import (
     SelfExtendConfig,
     YarnConfig,
 )
+from posbench.config.policies import PRESETS, Policies
 from posbench.encodings import CLASSES
 from posbench.model import GPT, build_model, seeded
 
@@ -78,11 +80,13 @@ class Case(NamedTuple):
     weights: dict[str, Any] = {}  # noqa: RUF012  # never written to
     extension: ExtensionConfig = NoExtensionConfig()
     beyond: Beyond = Beyond.error
+    policies: Policies = Policies()
 
 
-def model_of(case: Case) -> GPT:
+def model_of(case: Case, layers: int = SIZE.layers) -> GPT:
     """The random model, its attention far from uniform, its encoding as if trained for a while."""
-    model = build_model(SIZE, case.config, CONTEXT, VOCABULARY, 0)
+    size = dataclasses.replace(SIZE, layers=layers)
+    model = build_model(size, case.config, CONTEXT, VOCABULARY, 0, case.policies)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith("encoding."):
@@ -101,8 +105,8 @@ def model_of(case: Case) -> GPT:
 
 
 @torch.no_grad()
-def logits(case: Case, length: int) -> Tensor:
-    found: Tensor = model_of(case)(tokens(length))
+def logits(case: Case, length: int, layers: int = SIZE.layers) -> Tensor:
+    found: Tensor = model_of(case, layers)(tokens(length))
     return found
 
 
@@ -310,7 +314,7 @@ def test_layouts_are_one_under_a_permutation(name: str, times: int) -> None:
 # ---------------------------------------------------------------- what is not
 
 
-PRESETS: set[tuple[str, str]] = set()  # pairs of ids meant to be the same by default: none is
+IN_TRAINING_ONLY = ("drope", "pose", "randomized", "rope")  # what is RoPE until it is trained
 
 
 def alike(found: dict[str, Tensor]) -> set[tuple[str, str]]:
@@ -319,7 +323,7 @@ def alike(found: dict[str, Tensor]) -> set[tuple[str, str]]:
 
 
 def test_no_two_encodings_are_one() -> None:
-    assert alike({name: logits(Case(ENCODINGS[name]()), CONTEXT) for name in CLASSES}) == PRESETS
+    assert alike({name: logits(Case(ENCODINGS[name]()), CONTEXT) for name in CLASSES}) == set()
 
 
 def test_no_two_extensions_are_one() -> None:
@@ -329,3 +333,12 @@ def test_no_two_extensions_are_one() -> None:
         for name, kind in EXTENSIONS.items()
     }
     assert alike(found) == set()
+
+
+def test_presets_are_one_where_they_act_in_training_only() -> None:
+    """Four layers, so that every fourth is one of them."""
+    found = {"rope": logits(ROPE, 2 * CONTEXT, layers=4)}
+    for name, preset in PRESETS.items():
+        case = Case(ENCODINGS[preset.encoding](), policies=preset.at(CONTEXT))
+        found[name] = logits(case, 2 * CONTEXT, layers=4)
+    assert alike(found) == set(itertools.combinations(IN_TRAINING_ONLY, 2))

@@ -31,7 +31,7 @@ from posbench.results import Evaluation, Status
 from posbench.runs import Run
 
 CONTEXT, STEPS, VOCABULARY = 32, 50, 256
-SIZE = ModelConfig(layers=2, width=64, heads=4)
+SIZE = ModelConfig(layers=4, width=64, heads=4)  # every fourth layer is one of them
 LENGTHS = (CONTEXT, 2 * CONTEXT, 4 * CONTEXT)
 CARDS = {card.id: card for card in (*ENCODING_CARDS, *POLICY_CARDS)}
 
@@ -45,13 +45,11 @@ class Measured(NamedTuple):
 
 
 def settings_of(name: str, corpus: Path) -> TrainSettings:
-    """A small run of an encoding or a preset, with as many layers as the preset tells apart."""
+    """A small run of an encoding or a preset."""
     preset = PRESETS.get(name, Preset(name, Policies()))
-    policies = preset.at(CONTEXT)
-    size = {"layers": policies.skipped_every or SIZE.layers}
-    size |= {"width": SIZE.width, "heads": SIZE.heads}
+    size = {"layers": SIZE.layers, "width": SIZE.width, "heads": SIZE.heads}
     settings = tiny.small(corpus, preset.encoding, context=CONTEXT, steps=STEPS, **size)
-    return dataclasses.replace(settings, **vars(policies))
+    return dataclasses.replace(settings, **vars(preset.at(CONTEXT)))
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +95,14 @@ def test_every_cell_is_measured_or_says_why_not(measured: Measured) -> None:
 
 
 def test_recorded_parameters_are_the_documented_formula(measured: Measured) -> None:
-    size, config = measured.run.settings.model, measured.run.settings.encoding
-    names = {"L": CONTEXT, "C": size.width, "H": size.heads, "D": size.head_size, "N": size.layers}
+    config = measured.run.settings.encoding
+    names = {"L": CONTEXT, "C": SIZE.width, "H": SIZE.heads, "D": SIZE.head_size, "N": SIZE.layers}
     names |= {key: value for key, value in vars(config).items() if isinstance(value, int)}
     expected = value_of(CARDS[measured.name].parameters, names)
     cost, (record,) = measured.run.manifest["cost"], measured.evaluation.runs
     assert cost["encoding_parameters"] == record["encoding_parameters"] == expected
-    blocks = size.layers * (12 * size.width**2 + 2 * size.width)
-    others = VOCABULARY * size.width + blocks + size.width
+    blocks = SIZE.layers * (12 * SIZE.width**2 + 2 * SIZE.width)
+    others = VOCABULARY * SIZE.width + blocks + SIZE.width
     assert cost["parameters"] == record["parameters"] == others + expected
 
 
@@ -113,7 +111,7 @@ def test_recorded_parameters_are_the_documented_formula(measured: Measured) -> N
 
 def hooks_of(name: str) -> tuple[Encoding, Hooks]:
     """An encoding that is not at zero, and what its second layer does."""
-    encoding = build(ENCODINGS[name](), Shape(2, 3, 8, 24, CONTEXT))
+    encoding = build(ENCODINGS[name](), Shape(4, 3, 8, 24, CONTEXT))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in encoding.parameters():

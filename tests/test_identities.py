@@ -314,6 +314,7 @@ def test_layouts_are_one_under_a_permutation(name: str, times: int) -> None:
 # ---------------------------------------------------------------- what is not
 
 
+DEEP = 4  # layers, so that every fourth is one of them
 IN_TRAINING_ONLY = ("drope", "pose", "randomized", "rope")  # what is RoPE until it is trained
 
 
@@ -323,22 +324,26 @@ def alike(found: dict[str, Tensor]) -> set[tuple[str, str]]:
 
 
 def test_no_two_encodings_are_one() -> None:
-    assert alike({name: logits(Case(ENCODINGS[name]()), CONTEXT) for name in CLASSES}) == set()
+    found = {name: logits(Case(ENCODINGS[name]()), CONTEXT, DEEP) for name in CLASSES}
+    assert alike(found) == set()
 
 
 def test_no_two_extensions_are_one() -> None:
+    """Each on RoPE, or on the first encoding that takes it, beside that encoding alone."""
     needed: dict[str, dict[str, Any]] = {"longrope": {"factors": FACTORS}}
-    found = {
-        name: logits(rope(kind(**needed.get(name, {}))), 2 * CONTEXT)
-        for name, kind in EXTENSIONS.items()
-    }
+    found: dict[str, Tensor] = {}
+    for name, kind in EXTENSIONS.items():
+        extension = kind(**needed.get(name, {}))
+        bases = ["rope", *ENCODINGS]
+        base = next(each for each in bases if ENCODINGS[each]().takes(extension))
+        found[f"{base}, {name}"] = logits(Case(ENCODINGS[base](), {}, extension), 2 * CONTEXT)
+        found[f"{base}, none"] = logits(Case(ENCODINGS[base]()), 2 * CONTEXT)
     assert alike(found) == set()
 
 
 def test_presets_are_one_where_they_act_in_training_only() -> None:
-    """Four layers, so that every fourth is one of them."""
-    found = {"rope": logits(ROPE, 2 * CONTEXT, layers=4)}
+    found = {"rope": logits(ROPE, 2 * CONTEXT, DEEP)}
     for name, preset in PRESETS.items():
         case = Case(ENCODINGS[preset.encoding](), policies=preset.at(CONTEXT))
-        found[name] = logits(case, 2 * CONTEXT, layers=4)
+        found[name] = logits(case, 2 * CONTEXT, DEEP)
     assert alike(found) == set(itertools.combinations(IN_TRAINING_ONLY, 2))

@@ -358,8 +358,8 @@ def test_cards_and_refusals_name_the_same_encodings(name: str) -> None:
 
 def test_who_takes_a_window() -> None:
     assert set(ABLE) == {
-        *("none", "rope", "rope_partial", "rope_p", "rope_abf", "alibi", "alibi_learned"),
-        *("t5", "kerple_log", "kerple_power", "sandwich", "dpb"),
+        *("none", "rope", "rope_partial", "rope_p", "rope_abf", "rope_local_global", "alibi"),
+        *("alibi_learned", "t5", "kerple_log", "kerple_power", "sandwich", "dpb"),
     }
 
 

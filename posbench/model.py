@@ -5,7 +5,6 @@ Shapes: B batch, T tokens, C width, H heads, D head size, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 import torch
@@ -18,6 +17,7 @@ from posbench.config.encodings import EncodingConfig
 from posbench.config.policies import Policies
 from posbench.encodings import Encoding, Shape, build
 from posbench.encodings.policies import governed
+from posbench.encodings.seeds import seeded
 
 INIT_STD = 0.02
 
@@ -191,12 +191,6 @@ def initialise(model: GPT, seed: int) -> None:
             std = residual if name.endswith(".out.weight") else INIT_STD
             parameter.normal_(0.0, std, generator=seeded(seed, name))
         model.encoding.initialise(lambda name: seeded(seed, f"encoding.{name}"))
-
-
-def seeded(seed: int, name: str) -> torch.Generator:
-    """A CPU generator of its own for (seed, name)."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:

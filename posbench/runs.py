@@ -5,6 +5,7 @@ tokenizer.json   the exact tokenizer
 metrics.jsonl    one line per logged step; the source of truth for curves
 checkpoints/     see posbench.checkpoint
 tb/              TensorBoard, a view of metrics.jsonl
+plugins/         the source of an encoding that is not posbench's own; never run from here
 .lock            held by the process that trains here
 """
 
@@ -23,10 +24,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from posbench import plugins
 from posbench.config import TrainSettings
+from posbench.config.encodings import EncodingConfig
 from posbench.config.policies import policies_of, scheme
 from posbench.errors import CheckpointError, StorageError, UserError
-from posbench.files import UNREADABLE, sha256_file, storage, write_json
+from posbench.files import UNREADABLE, sha256_file, storage, write_bytes, write_json
 from posbench.rules import check
 from posbench.saved import from_dict, to_dict
 from posbench.version import __version__
@@ -36,8 +39,8 @@ if TYPE_CHECKING:
     from posbench.model import GPT
 
 FORMAT = 1
-MANIFEST, TOKENIZER, METRICS, CHECKPOINTS = (
-    "run.json", "tokenizer.json", "metrics.jsonl", "checkpoints",
+MANIFEST, TOKENIZER, METRICS, CHECKPOINTS, PLUGINS = (
+    "run.json", "tokenizer.json", "metrics.jsonl", "checkpoints", "plugins",
 )  # fmt: skip
 
 # Settings that may differ when a run goes on: they change neither weights nor what is compared.
@@ -137,8 +140,23 @@ class Run:
         return model.eval()
 
 
-def load_run(folder: Path | str) -> Run:
-    """The run in `folder`; raises CheckpointError if its manifest cannot be read."""
+class PluginError(UserError):
+    """A run whose encoding's plugin is not loaded, or is not the one it was trained with.
+
+    `run` is that run but for the encoding's settings, of which only the name is known.
+    """
+
+    def __init__(self, message: str, run: Run) -> None:
+        super().__init__(message)
+        self.run = run
+
+
+def load_run(folder: Path | str, *, plugins_changed: bool = False) -> Run:
+    """The run in `folder`; raises CheckpointError if its manifest cannot be read.
+
+    Raises PluginError if its encoding needs a plugin that is not loaded, or, unless
+    `plugins_changed`, one that has changed since.
+    """
     folder = Path(folder)
     path = folder / MANIFEST
     if not path.is_file():
@@ -147,12 +165,40 @@ def load_run(folder: Path | str) -> Run:
         manifest = json.loads(path.read_text())
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']}, not {FORMAT}")
+        _check_shape(manifest)
+        _check_plugin(folder, manifest, plugins_changed)
         settings = from_dict(TrainSettings, manifest["settings"])
         check(settings)
-        _check_shape(manifest)
     except UNREADABLE as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     return Run(folder, manifest, settings)
+
+
+def _check_plugin(folder: Path, manifest: dict[str, Any], plugins_changed: bool) -> None:
+    """Raise PluginError unless the run's encoding is posbench's own, or its plugin is loaded."""
+    saved = manifest["settings"]["encoding"]
+    name, source = saved["name"], saved.get(plugins.SOURCE, "")
+    if not source:
+        return
+    if not isinstance(name, str) or not isinstance(source, str):
+        raise TypeError("encoding.name or encoding.source is not a text")
+    here = plugins.LOADED.get(name)
+    if here is not None and (plugins_changed or here.sha256 == source):
+        return
+    known = from_dict(TrainSettings, manifest["settings"] | {"encoding": {"name": "none"}})
+    known.encoding = EncodingConfig(name)
+    copy = next(iter(sorted((folder / PLUGINS).glob("*.py"))), None)
+    if here is None:
+        file = copy.name if copy else f"{name}.py"
+        where = f" (a copy is in {copy})" if copy else ""
+        message = f"encoding={name} comes from a plugin; add plugins=[{file}]{where}."
+    else:
+        where = f" The code it was trained with is in {copy}." if copy else ""
+        message = (
+            f"encoding={name} of {folder} was trained with another {here.path.name}: SHA-256 "
+            f"{source[:12]} there, {here.sha256[:12]} here ({here.path}).{where}"
+        )
+    raise PluginError(message, Run(folder, manifest, known))
 
 
 def _check_shape(manifest: dict[str, Any]) -> None:
@@ -246,6 +292,9 @@ class Lock:
         self._file.close()
 
 
+_OTHERWISE = "Choose another hydra.run.dir, or overwrite=true to start anew in this one."
+
+
 def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple[Run, bool]:
     """The run to train in `folder`, whose lock the caller holds, and whether it is a new one.
 
@@ -257,12 +306,14 @@ def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple
     if replaced:
         clear(folder)
     if path.exists():
-        run = load_run(folder)
+        try:
+            run = load_run(folder)
+        except PluginError as error:
+            raise UserError(f"{folder} holds another run: {error} {_OTHERWISE}") from None
         changed = differences(run.settings, settings)
         if changed:
             raise UserError(
-                f"{folder} holds a run with other settings: {describe(changed)}. "
-                "Choose another hydra.run.dir, or overwrite=true to start anew in this one."
+                f"{folder} holds a run with other settings: {describe(changed)}. {_OTHERWISE}"
             )
         run.settings = settings  # the free ones may differ
         return run, False
@@ -288,10 +339,24 @@ def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple
     return Run(folder, manifest, settings), True
 
 
+def keep_plugin(run: Run) -> dict[str, str]:
+    """Keep the source of the run's encoding beside it, as a record: name of the file -> SHA-256.
+
+    Empty for posbench's own encodings.
+    """
+    plugin = plugins.LOADED.get(run.settings.encoding.name)
+    if plugin is None:
+        return {}
+    name = f"{PLUGINS}/{plugin.path.name}"
+    if not (run.folder / name).is_file():
+        write_bytes(run.folder / name, plugin.code)
+    return {name: plugin.sha256}
+
+
 def clear(folder: Path) -> None:
     """Remove what a run wrote, and nothing else."""
     with storage(folder):
-        for name in (CHECKPOINTS, "tb"):
+        for name in (CHECKPOINTS, PLUGINS, "tb"):
             if (folder / name).is_dir() and not (folder / name).is_symlink():
                 shutil.rmtree(folder / name)
         for name in (METRICS, TOKENIZER, MANIFEST):

@@ -39,6 +39,18 @@ def _report(words: list[str]) -> None:
     report(words)
 
 
+def _new_encoding(words: list[str]) -> None:
+    from posbench.cli.own import new_encoding
+
+    new_encoding(words)
+
+
+def _check_encoding(words: list[str]) -> None:
+    from posbench.cli.own import check_encoding
+
+    check_encoding(words)
+
+
 def _completion(words: list[str]) -> None:
     from posbench.cli.completion import run_completion
 
@@ -55,6 +67,8 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "list": ("what there is: encodings, extensions, models, data, experiments", _list),
     "sample": ("let a trained model write", _sample),
     "report": ("write the report of an evaluation again", _report),
+    "new-encoding": ("write an encoding of your own to start from", _new_encoding),
+    "check-encoding": ("measure every promise on an encoding of your own", _check_encoding),
     "completion": ("print a completion script for bash, zsh or fish", _completion),
 }
 

@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from posbench import config
+from posbench import config, plugins
 from posbench.cli import arguments, compose, guard, launcher, mistakes
 from posbench.cli.help import command_help
 from posbench.cli.space import APPS, App, configs_folder
@@ -37,14 +37,16 @@ def run_app(name: str, words: list[str]) -> None:
     """Run `posbench NAME WORDS`; raises PosbenchError for what went wrong."""
     app, command = APPS[name], ["posbench", name, *words]
     line = arguments.read(app, words)
-    if line.help:
-        print(command_help(app, tuple(line.config_dirs)))
-    elif line.version:
+    if line.version:
         print(f"posbench {__version__}")
-    elif line.resume:
-        _resume(line, command)
-    else:
-        _compose_and_run(app, line, command)
+        return
+    with plugins.loaded(line.plugins):
+        if line.help:
+            print(command_help(app, tuple(line.config_dirs)))
+        elif line.resume:
+            _resume(line, command)
+        else:
+            _compose_and_run(app, line, command)
 
 
 def _resume(line: arguments.Line, command: list[str]) -> None:
@@ -120,7 +122,7 @@ def _compose_and_run(app: App, line: arguments.Line, command: list[str]) -> None
     if line.multirun and app.command == "inspect":
         raise UserError("inspect looks at one encoding at a time; leave out -m.")
     compose.register()
-    sweep = launcher.register(app.command, line.config_dirs)
+    sweep = launcher.register(app.command, line.config_dirs, line.plugins)
     task = Task(app, command)
     existing = _existing_folders(line)
     try:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from posbench.cli.guard import check_config_dir
 from posbench.cli.matching import did_you_mean
-from posbench.cli.space import RESUME_KEYS, App
+from posbench.cli.space import PLUGINS_KEY, RESUME_KEYS, App
 from posbench.errors import UserError
+from posbench.plugins import named_paths
 
 # Flag -> what follows it: nothing, a value, or perhaps one ("?").
 FLAGS = {
@@ -52,6 +53,7 @@ class Line:
     overrides: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)  # as Hydra takes them, values included
     resume: dict[str, str] = field(default_factory=dict)
+    plugins: list[Path] = field(default_factory=list)
     config_dirs: list[Path] = field(default_factory=list)
     multirun: bool = False
     help: bool = False
@@ -69,6 +71,8 @@ def read(app: App, words: list[str]) -> Line:
         elif word.split("=", 1)[0] in RESUME_KEYS and "=" in word and app.command == "train":
             key, value = word.split("=", 1)
             line.resume[key] = value
+        elif word.startswith(f"{PLUGINS_KEY}="):
+            line.plugins += named_paths(word.partition("=")[2])
         else:
             line.overrides.append(word)
     _check_modes(line)

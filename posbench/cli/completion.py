@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from posbench.cli.matching import did_you_mean
-from posbench.cli.space import APPS, HYDRA_KEYS, RESUME_KEYS, App, Key, keys, options
+from posbench.cli.space import APPS, HYDRA_KEYS, PLUGINS_KEY, RESUME_KEYS, App, Key, keys, options
 from posbench.errors import UserError
 
 HELP = """posbench completion bash|zsh|fish: print a script that completes commands and settings.
@@ -84,7 +84,7 @@ def _plain(command: str, position: int) -> list[str]:
     if command == "completion" and position == 1:
         return list(SCRIPTS)
     if command == "sample" and position > 1:
-        return ["prompt=", "tokens=", "temperature=", "seed="]
+        return ["prompt=", "tokens=", "temperature=", "seed=", "plugins=", "plugins_changed="]
     return []
 
 
@@ -102,7 +102,8 @@ def _setting(app: App, words: list[str], last: str) -> list[str]:
     own = [f"{key.path}=" for key in known]
     resume = [f"{key}=" for key in RESUME_KEYS] if app.command == "train" else []
     groups = [f"{group}=" for group in app.groups]
-    return _starting(last, groups + _folded(last, own) + resume + _hydra(last))
+    files = [f"{PLUGINS_KEY}="]
+    return _starting(last, groups + _folded(last, own) + files + resume + _hydra(last))
 
 
 def _config_dirs(words: list[str]) -> tuple[Path, ...]:

@@ -11,9 +11,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from posbench import config, rules
+from posbench import config, plugins, rules
 from posbench.cli import arguments, mistakes
-from posbench.cli.space import APPS, App, configs_folder
+from posbench.cli.space import APPS, PLUGINS_KEY, App, configs_folder
 from posbench.config.encodings import EncodingConfig
 from posbench.config.extensions import ExtensionConfig
 from posbench.config.policies import part_of
@@ -57,6 +57,9 @@ def register() -> None:
     for group, table in config.GROUPS.items():
         for option, kind in table.items():
             store.store(name=f"{group}_{option}", node=kind, package=group)
+    store.repo.pop("encoding", None)  # options of plugins that are no longer loaded
+    for option in plugins.LOADED:
+        store.store(name=option, node=config.GROUPS["encoding"][option], group="encoding")
     store.store("posbench", LauncherConfig, "hydra/launcher", provider="posbench")
     # Two starts in one second must not share a folder: the clock and four random digits.
     OmegaConf.register_new_resolver("posbench.stamp", stamp, use_cache=True, replace=True)
@@ -72,6 +75,12 @@ def settings_of(composed: DictConfig) -> config.Settings:
             raise UserError(
                 f"{group}.name={node.name} cannot be set; choose with {group}=OPTION instead."
             )
+    encoding = getattr(settings, "encoding", None)
+    if encoding is not None and plugins.changed_plugin(encoding):
+        raise UserError(
+            f"encoding.{plugins.SOURCE}={plugins.source_of(encoding)} cannot be set; it is the "
+            "SHA-256 of the plugin."
+        )
     if isinstance(settings, config.EvalSettings):
         _check_runs(settings.runs)
     rules.check(settings)
@@ -87,10 +96,18 @@ def _check_runs(runs: Any) -> None:
 
 
 def configure(command: str, *overrides: str) -> config.Settings:
-    """The settings that `posbench COMMAND OVERRIDES` would use; raises UserError."""
+    """The settings that `posbench COMMAND OVERRIDES` would use; raises UserError.
+
+    Encodings of `plugins=` stay known from then on.
+    """
     app = app_of(command)
+    named = [word for word in overrides if word.startswith(f"{PLUGINS_KEY}=")]
+    plugins.load_installed()
+    plugins.load(path for word in named for path in plugins.named_paths(word.partition("=")[2]))
     register()
-    words = [arguments.prepare(app, word, multirun=False) for word in overrides]
+    words = [
+        arguments.prepare(app, word, multirun=False) for word in overrides if word not in named
+    ]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(configs_folder()), version_base=VERSION_BASE):

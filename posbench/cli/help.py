@@ -9,6 +9,7 @@ from typing import Any
 from posbench import config
 from posbench.cli.space import (
     HYDRA_KEYS,
+    PLUGINS_HELP,
     RESUME_KEYS,
     App,
     Key,
@@ -40,6 +41,7 @@ def command_help(app: App, extra: tuple[Path, ...] = ()) -> str:
     parts.append(_section("settings (key=default)", _key_rows(app)))
     if app.command == "train":
         parts.append(_section("going on with a run", RESUME_KEYS.items()))
+    parts.append(_section("encodings of your own", PLUGINS_HELP.items()))
     parts.append(
         _section("folders and jobs", HYDRA_KEYS.items()) if app.command != "inspect" else ""
     )

@@ -26,6 +26,7 @@ from posbench.cli.slots import slots, visible_gpus
 from posbench.config import Device, EvalSettings, InspectSettings, TrainSettings
 from posbench.corpus import Corpus, check_size, load_corpus, split_documents
 from posbench.errors import Exit, InterruptedRunError, SweepFailedError, UserError
+from posbench.plugins import LOADED
 from posbench.runs import MANIFEST
 
 Settings = TrainSettings | EvalSettings
@@ -83,6 +84,7 @@ class PosbenchLauncher(Launcher):
         if len({job.folder for job in jobs}) < len(jobs):
             raise UserError("hydra.sweep.subdir gives two jobs the same folder; leave it out.")
         _check_text(plans)
+        _check_plugins(plans)
         on_cpu = all(settings.device is Device.cpu for _, settings in plans)
         pool = Pool(jobs, slots(len(jobs), self.jobs, [] if on_cpu else visible_gpus()))
         self._finish(pool.run(), pool.stopped)
@@ -147,6 +149,18 @@ def _check_text(plans: list[tuple[Job, Settings]]) -> None:
             raise _refused(job.number, job.label, error) from error
 
 
+def _check_plugins(plans: list[tuple[Job, Settings]]) -> None:
+    """Raise UserError if a run's plugin breaks a promise that is quick to check."""
+    for job, settings in plans:
+        if isinstance(settings, TrainSettings) and settings.encoding.name in LOADED:
+            from posbench.promises import refuse_broken
+
+            try:
+                refuse_broken(settings.encoding, settings.model, settings.context)
+            except UserError as error:
+                raise _refused(job.number, job.label, error) from error
+
+
 def _without_hydra(composed: DictConfig) -> DictConfig:
     task = copy.deepcopy(composed)
     with open_dict(task):
@@ -163,9 +177,10 @@ def _merge(folders: list[Path], sweep: Path) -> None:
         merge_evaluations(evaluated, sweep)
 
 
-def register(command: str, config_dirs: Sequence[Path]) -> Sweep:
+def register(command: str, config_dirs: Sequence[Path], plugins: Sequence[Path]) -> Sweep:
     """Make the launcher known to Hydra, for the jobs of `command`."""
     flags = [word for folder in config_dirs for word in ("--config-dir", str(folder.resolve()))]
+    flags += [f"plugins={path.resolve()}" for path in plugins]
     PosbenchLauncher.sweep = Sweep(command, tuple(flags))
     Plugins.instance().class_name_to_class[compose.LAUNCHER] = PosbenchLauncher
     return PosbenchLauncher.sweep

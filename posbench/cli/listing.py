@@ -8,21 +8,32 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from posbench import catalog
+from posbench import catalog, plugins
 from posbench.cli.matching import did_you_mean
-from posbench.cli.space import options
+from posbench.cli.space import PLUGINS_KEY, options, summary
+from posbench.config.encodings import ENCODINGS
 from posbench.errors import UserError
 
-HELP = """posbench list WHAT [--json]: what there is to choose from.
+HELP = """posbench list WHAT [--json] [plugins=FILE]: what there is to choose from.
 
-  WHAT     one of encodings, extensions, models, data, tokenizers, experiments
-  --json   a JSON array of objects, for programs"""
+  WHAT           one of encodings, extensions, models, data, tokenizers, experiments
+  --json         a JSON array of objects, for programs
+  plugins=FILE   encodings of your own too: mine.py, or [a.py,b.py]"""
 
 Row = dict[str, Any]
 
 
 def _encodings() -> list[Row]:
-    return [dataclasses.asdict(card) for card in (*catalog.ENCODING_CARDS, *catalog.POLICY_CARDS)]
+    cards = [dataclasses.asdict(card) for card in (*catalog.ENCODING_CARDS, *catalog.POLICY_CARDS)]
+    foreign = [dataclasses.asdict(_card(plugin)) for plugin in plugins.LOADED.values()]
+    return cards + foreign
+
+
+def _card(plugin: plugins.Plugin) -> catalog.EncodingCard:
+    """What can be said of a plugin without building it."""
+    rest = [item.name for item in dataclasses.fields(catalog.EncodingCard)][3:]
+    words = dict.fromkeys(rest, "not stated") | {"paper": str(plugin.path)}
+    return catalog.EncodingCard(plugin.id, "plugin", summary(ENCODINGS[plugin.id]), **words)
 
 
 def _extensions() -> list[Row]:
@@ -64,7 +75,8 @@ LISTS: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
 def run_list(words: list[str]) -> None:
     """Print one list to stdout."""
     as_json = "--json" in words
-    rest = [word for word in words if word != "--json"]
+    named = [word for word in words if word.startswith(f"{PLUGINS_KEY}=")]
+    rest = [word for word in words if word not in ("--json", *named)]
     if "--help" in rest or "-h" in rest:
         print(HELP)
         return
@@ -73,7 +85,9 @@ def run_list(words: list[str]) -> None:
         hint = did_you_mean(typed, LISTS, "posbench list {}") if typed else ""
         what = f"there is no list {typed!r}." if typed else "say what to list."
         raise UserError(f"{what}{hint} Lists: {', '.join(LISTS)}.")
-    rows, columns = LISTS[rest[0]][0](), LISTS[rest[0]][1]
+    files = [path for word in named for path in plugins.named_paths(word.partition("=")[2])]
+    with plugins.loaded(files):
+        rows, columns = LISTS[rest[0]][0](), LISTS[rest[0]][1]
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:

@@ -102,6 +102,8 @@ def _missing(error: MissingConfigException, app: App, extra: Folders) -> str:
     else:
         known = list(options(group, extra))
     hint = did_you_mean(name, known, group + "={}")
+    if group == "encoding" and Path(f"{name}.py").is_file():
+        hint = f" If {name}.py is a plugin, add plugins=[{name}.py]."
     return f"{group}={name} is not an option.{hint} Options: {', '.join(known)}."
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from posbench import plugins
 from posbench.cli.matching import did_you_mean
+from posbench.cli.space import PLUGINS_KEY
 from posbench.errors import UserError
 
 SAMPLE_HELP = """posbench sample RUN [key=value ...]: let a trained model write.
@@ -15,6 +17,8 @@ SAMPLE_HELP = """posbench sample RUN [key=value ...]: let a trained model write.
   tokens=200        tokens to write
   temperature=0.8   0 takes the likeliest token each time
   seed=0            same seed, same text
+  plugins=FILE      the file of the run's encoding, if that is your own
+  plugins_changed=true   although the file has changed since training
 
   posbench sample outputs/train/20261130-061502-1f3a-rope prompt="def main(" tokens=100"""
 
@@ -49,8 +53,14 @@ def _convert(key: str, value: str, kind: Any) -> Any:
     try:
         return kind(value)
     except ValueError:
-        words = {int: "a whole number", float: "a number"}
+        words = {int: "a whole number", float: "a number", _truth: "true or false"}
         raise UserError(f"{key}={value} is not valid: {key} must be {words[kind]}.") from None
+
+
+def _truth(value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ValueError(value)
+    return value.lower() == "true"
 
 
 def sample(words: list[str]) -> None:
@@ -59,18 +69,21 @@ def sample(words: list[str]) -> None:
         print(SAMPLE_HELP)
         return
     kinds = {"prompt": str, "tokens": int, "temperature": float, "seed": int}
+    kinds |= {PLUGINS_KEY: plugins.named_paths, "plugins_changed": _truth}
     places, values = split("sample", words, kinds)
     if len(places) != 1:
         raise UserError("posbench sample takes one run: posbench sample RUN [prompt=TEXT].")
     from posbench.jobs.sample import run_sample
 
-    run_sample(
-        Path(places[0]),
-        values.get("prompt"),
-        values.get("tokens", 200),
-        values.get("temperature", 0.8),
-        values.get("seed", 0),
-    )
+    with plugins.loaded(values.get(PLUGINS_KEY, [])):
+        run_sample(
+            Path(places[0]),
+            values.get("prompt"),
+            values.get("tokens", 200),
+            values.get("temperature", 0.8),
+            values.get("seed", 0),
+            values.get("plugins_changed", False),
+        )
 
 
 def report(words: list[str]) -> None:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from posbench import config
+from posbench import config, plugins
 from posbench.config.fields import default_of
 from posbench.config.policies import PRESETS
 
@@ -102,6 +102,13 @@ RESUME_KEYS = {
     "resume_allow": "changes admitted although they change the result: [data,schedule]",
 }
 
+# Read before any setting, by every command that knows encodings: it names code to run.
+PLUGINS_KEY = "plugins"
+PLUGINS_HELP = {
+    PLUGINS_KEY: "files with encodings of your own, mine.py or [a.py,b.py]; each runs as code. "
+    "`posbench new-encoding mine` writes an example"
+}
+
 
 @dataclass(frozen=True)
 class Option:
@@ -113,10 +120,20 @@ class Option:
     path: Path
 
 
-@cache
 def options(group: str, extra: tuple[Path, ...] = ()) -> dict[str, Option]:
     """The options of `group`, by name, in the order of the name tables, then as files sort."""
-    found: dict[str, Option] = {}
+    foreign = tuple(plugins.LOADED.values()) if group == "encoding" else ()
+    return _options(group, extra, foreign)
+
+
+@cache
+def _options(
+    group: str, extra: tuple[Path, ...], foreign: tuple[plugins.Plugin, ...]
+) -> dict[str, Option]:
+    found = {
+        each.id: Option(each.id, summary(config.GROUPS[group][each.id]), each.id, each.path)
+        for each in foreign
+    }
     for folder in (configs_folder(), *extra):
         for path in sorted((folder / group).glob("*.yaml")):
             found[path.stem] = _option(group, path, found)
@@ -191,7 +208,7 @@ def _kind(
 def _group_keys(kind: type[Any], prefix: str) -> Iterator[Key]:
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
-        if item.name != "name":  # the option sets it
+        if item.name not in ("name", plugins.SOURCE):  # the option sets them
             yield _key(hints[item.name], item, f"{prefix}.")
 
 

@@ -237,6 +237,9 @@ class EvalSettings:
     """All settings of `posbench eval-extrapolate`."""
 
     runs: Any = setting(None, "a run, a sweep, a list or a glob; null takes the newest")
+    plugins_changed: bool = setting(
+        False, "evaluate with a plugin that has changed since training; every row says so"
+    )
     eval: EvalConfig = setting(EvalConfig(), "protocol")
     extension: ExtensionConfig = setting(NoExtensionConfig(), "context extension")
     device: Device = setting(Device.auto, "auto takes CUDA when there is one")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from posbench.config.encodings import EncodingConfig
+from typing import Any
+
+import torch
+
+from posbench.config.encodings import ENCODINGS, EncodingConfig
 from posbench.encodings.absolute import Learned, Sinusoidal
 from posbench.encodings.base import Encoding, Hooks, Shape
 from posbench.encodings.bias import Alibi, Sandwich
@@ -13,7 +17,10 @@ from posbench.encodings.path import Path
 from posbench.encodings.relative import Fire, Shaw, Txl
 from posbench.encodings.rescoring import Cope, Dape
 from posbench.encodings.rotary import Pope, Rope, RopeP, Xpos
+from posbench.encodings.seeds import seeded
 from posbench.encodings.stick import Stickbreak
+from posbench.errors import UserError
+from posbench.rules import check_ranges
 
 CLASSES: dict[str, type[Encoding]] = {
     "none": Encoding,
@@ -48,9 +55,35 @@ CLASSES: dict[str, type[Encoding]] = {
 }
 
 
-def build(config: EncodingConfig, shape: Shape) -> Encoding:
-    """The encoding that `config` names, with its parameters not yet initialised."""
-    return CLASSES[config.name](config, shape)
+def build(
+    encoding: EncodingConfig | str, shape: Shape, *, seed: int | None = None, **settings: Any
+) -> Encoding:
+    """An encoding from its settings, or from its id and the settings that differ from the default.
+
+    Its parameters are not initialised unless a `seed` is given; they are then those of a posbench
+    model of that seed, bit for bit. Raises UserError for an id or a setting that there is not.
+    """
+    config = _configured(encoding, settings) if isinstance(encoding, str) else encoding
+    if settings and config is encoding:
+        raise UserError(f"{next(iter(settings))} goes with an encoding's id; set it in the config.")
+    if config.name not in CLASSES:
+        raise UserError(f"{config.name!r} is not an encoding. Encodings: {', '.join(CLASSES)}.")
+    built = CLASSES[config.name](config, shape)
+    if seed is not None:
+        with torch.no_grad():
+            built.initialise(lambda name: seeded(seed, f"encoding.{name}"))
+    return built
+
+
+def _configured(name: str, settings: dict[str, Any]) -> EncodingConfig:
+    if name not in ENCODINGS:
+        raise UserError(f"{name!r} is not an encoding. Encodings: {', '.join(ENCODINGS)}.")
+    try:
+        config = ENCODINGS[name](**settings)
+    except TypeError as error:
+        raise UserError(f"encoding {name}: {error}.") from None
+    check_ranges(config, f"{name}.")
+    return config
 
 
 __all__ = ["CLASSES", "Encoding", "Hooks", "Shape", "build"]

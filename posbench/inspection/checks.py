@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from posbench.attention import score_rows
 from posbench.encodings import Encoding, Hooks
-from posbench.model import INIT_STD, seeded
+from posbench.encodings.seeds import seeded
+from posbench.model import INIT_STD
 
 ROWS = 17  # query positions compared with the last one
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from posbench.config import InspectSettings
 from posbench.config.policies import policies_of, scheme
 from posbench.encodings import Encoding, Hooks
+from posbench.encodings.seeds import seeded
 from posbench.errors import UnsupportedError, UserError
 from posbench.inspection.checks import run_checks
-from posbench.model import build_encoding, seeded
+from posbench.model import build_encoding
 from posbench.results import strict
 from posbench.rules import check_extension
 from posbench.saved import to_dict

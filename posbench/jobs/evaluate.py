@@ -10,9 +10,10 @@ from posbench.config import EvalSettings
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UserError
 from posbench.files import storage
+from posbench.plugins import changed_plugin
 from posbench.results import Evaluation, Status, read_results
 from posbench.rules import check
-from posbench.runs import MANIFEST, Lock, describe, load_run, now
+from posbench.runs import MANIFEST, Lock, PluginError, describe, load_run, now
 from posbench.saved import to_dict
 from posbench.version import __version__
 
@@ -112,17 +113,24 @@ def _asked(settings: EvalSettings) -> dict[str, Any]:
     asked: dict[str, Any] = {f"eval.{key}": value for key, value in to_dict(settings.eval).items()}
     asked |= {f"extension.{key}": value for key, value in to_dict(settings.extension).items()}
     asked |= {"dtype": str(settings.dtype), "device": str(settings.device)}
-    return asked | {"runs": [_checkpoint(folder) for folder in find_folders(settings.runs)]}
+    runs = [_checkpoint(folder, settings.plugins_changed) for folder in find_folders(settings.runs)]
+    return asked | {"runs": runs}
 
 
-def _checkpoint(folder: Path) -> str:
-    """Which run, at which checkpoint."""
+def _checkpoint(folder: Path, plugins_changed: bool) -> str:
+    """Which run, at which checkpoint, and the plugin it is evaluated with if that has changed."""
+    changed = ""
     try:
-        final = load_run(folder).manifest.get("checkpoint") or {}
+        run = load_run(folder, plugins_changed=plugins_changed)
+        changed = changed_plugin(run.settings.encoding)
     except CheckpointError:
         return f"{folder.resolve()} (unreadable)"
+    except PluginError as error:
+        run = error.run
+    final = run.manifest.get("checkpoint") or {}
     sha256 = final.get("sha256") if isinstance(final, dict) else None
-    return f"{folder.resolve()} ({str(sha256 or 'unfinished')[:12]})"
+    beside = f", {changed}" if changed else ""
+    return f"{folder.resolve()} ({str(sha256 or 'unfinished')[:12]}{beside})"
 
 
 def merge_evaluations(folders: list[Path], folder: Path) -> None:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.catalog import EXTENSION_CARDS
 from posbench.config import Beyond, EvalSettings
+from posbench.config.encodings import EncodingConfig
 from posbench.config.extensions import LongropeConfig
 from posbench.config.policies import policies_of
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UnsupportedError, UserError
+from posbench.plugins import LOADED, blame, changed_plugin
 from posbench.results import Evaluation, Row, Status
-from posbench.runs import TOKENIZER, Run, fingerprint, load_run, scheme_of
+from posbench.runs import TOKENIZER, PluginError, Run, fingerprint, load_run, scheme_of
 from posbench.saved import to_dict
 
 if TYPE_CHECKING:
@@ -33,28 +35,42 @@ class Candidate:
     folder: Path
     run: Run | None = None  # None: not even its manifest can be read
     damaged: str = ""  # no usable checkpoint
+    foreign: str = ""  # its encoding's plugin was not given, or is another one by now
     refused: str = ""  # the extension, or what to do beyond a table, does not fit
 
     @property
     def usable(self) -> Run | None:
         """The run, if all is well with it."""
-        return None if self.damaged or self.refused else self.run
+        return None if self.skipped or self.refused else self.run
+
+    @property
+    def skipped(self) -> str:
+        """Why it is not even looked at."""
+        return self.damaged or self.foreign
 
 
 def find_candidates(settings: EvalSettings) -> list[Candidate]:
     """The runs that `settings` name, every byte of them verified.
 
-    Raises CheckpointError if none has a usable checkpoint, UserError if the extension fits none.
+    Raises CheckpointError if none has a usable checkpoint, UserError if the extension fits none,
+    or all need a plugin that was not given.
     """
     candidates = [_candidate(folder, settings) for folder in find_folders(settings.runs)]
     _distinguish([each.run for each in candidates if each.run is not None])
     damaged = [each.damaged for each in candidates if each.damaged]
-    for sentence in damaged:
-        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+    if all(each.foreign for each in candidates):
+        raise UserError(" ".join(dict.fromkeys(each.foreign for each in candidates)))
+    for each in candidates:
+        if each.skipped:
+            _warn(each.skipped)
     raise_damaged(damaged if len(damaged) == len(candidates) else [])
     if not any(each.usable for each in candidates):
         raise UserError(_fits_none(settings, candidates))
     return candidates
+
+
+def _warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
 def raise_damaged(sentences: list[str]) -> None:
@@ -68,7 +84,7 @@ def _candidate(folder: Path, settings: EvalSettings) -> Candidate:
 
     candidate = Candidate(folder)
     try:
-        run = candidate.run = load_run(folder)
+        run = candidate.run = load_run(folder, plugins_changed=settings.plugins_changed)
         run.checkpoint()
         run.tokenizer_json()
         trained = run.settings
@@ -79,6 +95,8 @@ def _candidate(folder: Path, settings: EvalSettings) -> Candidate:
         _as_evaluated(encoding, settings)
     except CheckpointError as error:
         candidate.damaged = str(error)
+    except PluginError as error:
+        candidate.run, candidate.foreign = error.run, _with_way_out(error)
     except UnsupportedError as error:
         candidate.refused = str(error)
     return candidate
@@ -93,6 +111,12 @@ def _as_evaluated(encoding: Encoding, settings: EvalSettings) -> Encoding:
     encoding.go_beyond(settings.eval.beyond)
     temperature = settings.eval.temperature
     return encoding if temperature is None else warmed(encoding, temperature)
+
+
+def _with_way_out(error: PluginError) -> str:
+    if error.run.settings.encoding.name not in LOADED:
+        return str(error)
+    return f"{error} plugins_changed=true evaluates it with the new code, and says so in each row."
 
 
 def _distinguish(runs: list[Run]) -> None:
@@ -122,7 +146,7 @@ def _fits_none(settings: EvalSettings, candidates: list[Candidate]) -> str:
     )
 
 
-def _variant(settings: EvalSettings) -> str:
+def _variant(settings: EvalSettings, encoding: EncodingConfig | None = None) -> str:
     """What a row says of a model that is not evaluated as it was trained."""
     extension, config = settings.extension, settings.eval
     parts = []
@@ -136,6 +160,8 @@ def _variant(settings: EvalSettings) -> str:
         parts.append(f"finetune_steps={extension.finetune_steps}")
         if extension.finetune_lr is not None:
             parts.append(f"finetune_lr={extension.finetune_lr:g}")
+    if encoding is not None and changed_plugin(encoding):
+        parts.append(changed_plugin(encoding))
     return " ".join(parts)
 
 
@@ -146,6 +172,7 @@ class Measurement:
         self.settings, self.runtime = settings, runtime
         self._datasets: dict[str, Dataset] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
+        self._alone = True  # whether one run is all there is to evaluate
 
     def evaluate(self, candidates: list[Candidate]) -> Evaluation:
         """Rows of all candidates, in their order. All text is looked at before the first is run."""
@@ -157,8 +184,9 @@ class Measurement:
         plans = {
             each.folder: self._plan(each.run)
             for each in candidates
-            if each.run is not None and not each.damaged
+            if each.run is not None and not each.skipped
         }
+        self._alone = sum(each.usable is not None for each in candidates) == 1
         total = sum(
             planned_tokens(plans[each.folder], config) + adapting_tokens(run, self.settings)
             for each in candidates
@@ -175,9 +203,20 @@ class Measurement:
 
             for candidate in candidates:
                 heard(0)
-                evaluation = evaluation.merged(self._one(candidate, heard))
+                evaluation = evaluation.merged(self._unspoilt(candidate, heard))
             progress.update(total)
         return evaluation
+
+    def _unspoilt(self, candidate: Candidate, heard: Heard) -> Evaluation:
+        """The rows of one candidate; a plugin that fails spoils no rows but its own."""
+        try:
+            return self._one(candidate, heard)
+        except Exception as error:
+            candidate.foreign = blame(error)
+            if not candidate.foreign or self._alone:
+                raise
+            _warn(candidate.foreign)
+            return self._one(candidate, heard)
 
     def _one(self, candidate: Candidate, heard: Heard) -> Evaluation:
         from posbench.evaluation import Subject, evaluate_model, skipped_rows
@@ -186,8 +225,8 @@ class Measurement:
         run, config = candidate.run, self.settings.eval
         row = self._unreadable_row(candidate.folder) if run is None else self._row(run)
         lengths = {ratio: round(ratio * row.train_length) for ratio in config.ratios}
-        if run is None or candidate.damaged:
-            row.status, row.reason = Status.skipped, candidate.damaged
+        if run is None or candidate.skipped:
+            row.status, row.reason = Status.skipped, candidate.skipped
             return Evaluation(rows=skipped_rows(row, lengths, config.protocols))
         record = self._record(run)
         if candidate.refused:
@@ -235,7 +274,7 @@ class Measurement:
             run_id=run.id,
             encoding=scheme_of(settings),
             extension=self.settings.extension.name,
-            variant=_variant(self.settings),
+            variant=_variant(self.settings, settings.encoding),
             model=settings.model.name,
             seed=settings.seed,
             train_length=settings.context,

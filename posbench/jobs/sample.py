@@ -12,7 +12,12 @@ START_CHARACTERS = 40  # of a test document's first line
 
 
 def run_sample(
-    folder: Path, prompt: str | None, tokens: int, temperature: float, seed: int
+    folder: Path,
+    prompt: str | None,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    plugins_changed: bool = False,
 ) -> None:
     """Print `tokens` tokens continuing the prompt; None starts like a test document."""
     if tokens < 1:
@@ -21,7 +26,7 @@ def run_sample(
         raise UserError(f"temperature={temperature} must be 0 or a positive number.")
     if prompt == "":
         raise UserError("prompt is empty; give at least one character, or leave it out.")
-    run = load_run(folder)
+    run = load_run(folder, plugins_changed=plugins_changed)
     start = document_start(run) if prompt is None else prompt
     print(sample(run, start, tokens, temperature, seed))
 

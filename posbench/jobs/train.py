@@ -21,6 +21,7 @@ from posbench.errors import (
     UserError,
 )
 from posbench.files import stamp, write_text
+from posbench.plugins import LOADED
 from posbench.rules import check
 from posbench.runs import (
     CHECKPOINTS,
@@ -32,6 +33,7 @@ from posbench.runs import (
     describe,
     differences,
     fingerprint,
+    keep_plugin,
     load_run,
     now,
     open_run,
@@ -177,6 +179,8 @@ def _train(run: Run, strict: bool, allow: list[str]) -> None:
     from posbench.training import Trainer
 
     settings = run.settings
+    _check_plugin(settings)
+    kept = keep_plugin(run)
     runtime = resolve(settings.device, settings.dtype, settings.compile, settings.threads)
     saved = _newest_checkpoint(run)
     if saved:
@@ -193,7 +197,7 @@ def _train(run: Run, strict: bool, allow: list[str]) -> None:
         status="running",
         runtime=runtime.record(),
         corpus=_corpus_record(dataset, trainer),
-        files={TOKENIZER: dataset.tokenizer.sha256},
+        files={TOKENIZER: dataset.tokenizer.sha256, **kept},
         cost=trainer.cost(),
     )
     session = Session(run, trainer, dataset, runtime)
@@ -207,6 +211,14 @@ def _train(run: Run, strict: bool, allow: list[str]) -> None:
         status = "diverged" if isinstance(error, DivergedError) else "out of memory"
         update(run, status=status, reason=str(error), stopped=now(), step=trainer.step)
         raise
+
+
+def _check_plugin(settings: TrainSettings) -> None:
+    """Raise UserError for a plugin that breaks a promise which a second is enough to check."""
+    if settings.encoding.name in LOADED:
+        from posbench.promises import refuse_broken
+
+        refuse_broken(settings.encoding, settings.model, settings.context)
 
 
 def _newest_checkpoint(run: Run) -> Checkpoint | None:

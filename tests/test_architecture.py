@@ -30,7 +30,9 @@ ONLY = {
     "files": {"errors"},
     "toolchain": set(),
     "results": {"files", "errors"},
-    "encodings": {"encodings", "config", "errors"},
+    "plugin": {"encodings", "config", "errors"},
+    "templates": {"plugin"},
+    "encodings": {"encodings", "config", "errors", "rules"},
     "longrope_search": {"encodings", "config", "errors"},
     "attention": {"encodings", "toolchain", "config", "errors"},
     "model": {"attention", "encodings", "config", "errors"},
@@ -44,6 +46,7 @@ OWNERS = {
     "evaluation": {"jobs"},
     "board": {"jobs", "board", "journal"},
     "inspection": {"inspection", "cli"},
+    "promises": {"promises", "jobs", "cli"},
 }
 
 LIBRARIES = {"hydra": {"cli"}, "omegaconf": {"cli"}, "tensorboard": {"board"}}

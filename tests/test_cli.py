@@ -347,7 +347,7 @@ COMPLETIONS = [
     ("posbench eval-extrapolate ru", ["runs="]),
     ("posbench list en", ["encodings"]),
     ("posbench completion f", ["fish"]),
-    ("posbench sample RUN p", ["prompt="]),
+    ("posbench sample RUN p", ["prompt=", "plugins=", "plugins_changed="]),
     ("posbench train data.path=/et", []),
 ]  # fmt: skip
 

@@ -24,7 +24,7 @@ NEW_HELP = """posbench new-encoding NAME: write an encoding to start from, NAME.
   posbench train -m encoding=rope,alibi,mine plugins=[mine.py]
   posbench eval-extrapolate plugins=[mine.py]"""
 
-CHECK_HELP = """posbench check-encoding FILE [NAME]: measure every promise on an encoding of your own.
+CHECK_HELP = """posbench check-encoding FILE [NAME]: measure every promise of an encoding of your own.
 
   FILE     the plugin: a Python file
   NAME     which encoding, if the file has several
@@ -143,7 +143,8 @@ def _plain(text: str) -> str:
 
 def _explain(finding: Finding) -> None:
     print(f"{finding.promise.name}: {finding.verdict}")
-    print(f"  measured  {finding.found}; {finding.bound}")
+    print(f"  measured  {finding.found}")
+    print(f"  bound     {finding.bound}")
     print(f"  matters   {finding.promise.why}")
     if finding.where:
         print(f"  look      {finding.where}")

@@ -68,7 +68,7 @@ def sample(words: list[str]) -> None:
     if "--help" in words or "-h" in words:
         print(SAMPLE_HELP)
         return
-    kinds = {"prompt": str, "tokens": int, "temperature": float, "seed": int}
+    kinds: dict[str, Any] = {"prompt": str, "tokens": int, "temperature": float, "seed": int}
     kinds |= {PLUGINS_KEY: plugins.named_paths, "plugins_changed": _truth}
     places, values = split("sample", words, kinds)
     if len(places) != 1:

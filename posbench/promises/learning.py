@@ -28,11 +28,8 @@ NEAR = 0.03  # on logits of a fresh model: what bfloat16 loses by itself
 def runs(subject: Subject) -> Measured:
     """It builds, fills its parameters, and runs in every dtype, a single token included."""
     model = subject.fresh()
-    empty = [
-        name
-        for name, value in model.encoding.named_parameters()
-        if not bool(value.isfinite().all())
-    ]
+    own = model.encoding.named_parameters()
+    empty = [name for name, value in own if not bool(value.isfinite().all())]
     if empty:
         where = "fill it in `initialise`, from generators(name)"
         return Measured(False, f"parameter {empty[0]} holds no numbers", "finite values", where)
@@ -175,7 +172,7 @@ def compiles(subject: Subject) -> Measured:
         return Measured(True, f"not one graph: {reason}", "slower on CUDA", slow=True)
     difference = largest(logits - model(text))
     return Measured(
-        difference <= 1e-5, f"one graph, logits differ by {number(difference)}", "1e-05"
+        difference <= 1e-5, f"one graph, logits differ by {number(difference)}", "at most 1e-05"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a logit may depend on: causality, the batch, shifts, length, and numbers that stay finite."""
+"""What a logit may depend on: causality, batch, shifts and length; numbers that stay finite."""
 
 from __future__ import annotations
 

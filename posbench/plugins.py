@@ -56,7 +56,7 @@ def source_of(config: EncodingConfig) -> str:
 def changed_plugin(config: EncodingConfig) -> str:
     """`plugin=HASH` of the code that is loaded if settings were saved with other code, else ''."""
     here = LOADED.get(config.name)
-    if here is None or here.sha256 == source_of(config):
+    if here is None or getattr(config, SOURCE, here.sha256) == here.sha256:
         return ""
     return f"plugin={here.sha256[:8]}"
 

@@ -24,7 +24,7 @@ NEW_HELP = """posbench new-encoding NAME: write an encoding to start from, NAME.
   posbench train -m encoding=rope,alibi,mine plugins=[mine.py]
   posbench eval-extrapolate plugins=[mine.py]"""
 
-CHECK_HELP = """posbench check-encoding FILE [NAME]: measure every promise of an encoding of your own.
+CHECK_HELP = """posbench check-encoding FILE [NAME]: measure every promise of your own encoding.
 
   FILE     the plugin: a Python file
   NAME     which encoding, if the file has several

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from posbench.inspection.facts import Subject
+from posbench.plugins import SOURCE
 
 HEADS_PER_TABLE = 6  # what fits beside the distances in 80 columns
 
@@ -73,7 +74,7 @@ def _options(group: dict[str, Any]) -> str:
     values = ", ".join(
         f"{key}={value if isinstance(value, str) else json.dumps(value)}"
         for key, value in group.items()
-        if key != "name"
+        if key not in ("name", SOURCE)
     )
     return f"{group['name']} ({values})" if values else str(group["name"])
 

@@ -68,11 +68,12 @@ def rows_independent(subject: Subject) -> Measured:
 @torch.no_grad()
 def effect(subject: Subject) -> Measured:
     """The logits are not those of a model without an encoding."""
-    model = subject.exact()
-    plain = twin(model)
-    plain.encoding = Encoding(subject.config, model.encoding.shape)
-    text = tokens(subject.lengths[0])
-    difference = largest(model(text) - plain(text))
+    text, difference = tokens(subject.lengths[0]), 0.0
+    for norm in Norm:
+        model = subject.exact(norm)
+        plain = twin(model)
+        plain.encoding = Encoding(subject.config, model.encoding.shape)
+        difference = max(difference, largest(model(text) - plain(text)))
     return Measured(
         difference > ROUNDING,
         f"logits differ from encoding=none by {number(difference)}",

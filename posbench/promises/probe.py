@@ -119,7 +119,7 @@ def twin(model: Kind) -> Kind:
 
 def largest(difference: Tensor) -> float:
     """The largest absolute value; nan if there is one, 0 for nothing."""
-    return float(difference.abs().max()) if difference.numel() else 0.0
+    return float(difference.detach().abs().max()) if difference.numel() else 0.0
 
 
 def number(value: float) -> str:

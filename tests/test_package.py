@@ -46,6 +46,7 @@ def test_wheel_holds_configs_and_templates(wheel: Path) -> None:
         assert f"posbench/configs/{source.relative_to(ROOT / 'configs').as_posix()}" in names
     for source in (ROOT / "posbench").rglob("*.j2"):
         assert f"posbench/{source.relative_to(ROOT / 'posbench').as_posix()}" in names
+    assert {"posbench/templates/mine.py", "posbench/templates/mine.yaml"} <= names
     assert not [name for name in names if name.startswith(("tests/", "outputs/"))]
 
 

@@ -1,4 +1,4 @@
-"""Encodings in a file of one's own: loaded when named, kept, hashed, and never run by themselves."""
+"""Encodings of one's own in a file: loaded when named, kept, hashed, never run by themselves."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from posbench import plugins
 from posbench.config import ModelConfig
 from posbench.config.encodings import ENCODINGS
 from posbench.encodings import build
 from posbench.model import build_model
+from posbench.promises import Verdict, check
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SIZE = ModelConfig(layers=2, width=48, heads=3)
@@ -47,3 +49,11 @@ def test_its_attention_is_posbenchs_own(name: str, example: dict[str, Any]) -> N
         expected = block.attention(x, model.encoding, positions, layer)
         assert torch.equal(own(x, encoding, positions, layer), expected)
     assert torch.equal(encoding.embed(x, positions), model.encoding.embed(x, positions))
+
+
+def test_the_plugin_in_the_docs_keeps_every_promise(tmp_path: Path) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", (DOCS / "own-encoding.md").read_text(), re.DOTALL)
+    path = tmp_path / "linear.py"
+    path.write_text(code)
+    with plugins.loaded([path]):
+        assert {each.verdict for each in check(ENCODINGS["linear"]())} == {Verdict.holds}

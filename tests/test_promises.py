@@ -110,6 +110,7 @@ RIGHT = {
     "rotary in float32": rotary("positions.float()"),
     "alibi": by_distance(f"-{ALIBI}"),
     "window": by_distance("torch.where(per_head(slopes, d) * d > 9, -torch.inf, 0.0)"),
+    "free to turn": trained("per_head(self.s, d) * torch.log1p(d)", "nn.init.ones_(self.s)"),
     "softplus": trained("-per_head(nn.functional.softplus(self.s), d) * torch.log1p(d)"),
 }
 

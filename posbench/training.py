@@ -21,13 +21,13 @@ from posbench.config import Schedule, TrainConfig, TrainSettings
 from posbench.config.policies import policies_of
 from posbench.data import Batches, Dataset
 from posbench.encodings.policies import draw_positions
+from posbench.encodings.seeds import seeded
 from posbench.errors import DivergedError, OutOfMemoryError, UnsupportedError
 from posbench.model import (
     GPT,
     build_model,
     decay_groups,
     flops_per_token,
-    seeded,
     token_losses,
 )
 from posbench.runtime import Runtime, is_out_of_memory

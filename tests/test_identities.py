@@ -67,7 +67,8 @@ from posbench.config.extensions import (
 )
 from posbench.config.policies import PRESETS, Policies
 from posbench.encodings import CLASSES
-from posbench.model import GPT, build_model, seeded
+from posbench.encodings.seeds import seeded
+from posbench.model import GPT, build_model
 
 HEADS, HEAD_SIZE, PAIRS = SIZE.heads, SIZE.head_size, SIZE.head_size // 2
 CLOSE, APART = 2e-5, 1e-3  # logits of size 5 in float32: rounding alone, and certainly more

@@ -28,10 +28,11 @@ from posbench.config.policies import (
 )
 from posbench.encodings import CLASSES, Encoding, Hooks
 from posbench.encodings.policies import draw_positions, logn, ssmax_start, stretch, visible_keys
+from posbench.encodings.seeds import seeded
 from posbench.errors import UnsupportedError, UserError
 from posbench.jobs.evaluate import evaluate
 from posbench.jobs.train import run_training
-from posbench.model import GPT, build_model, seeded
+from posbench.model import GPT, build_model
 from posbench.results import Status
 from posbench.runs import load_run
 from posbench.training import Trainer

@@ -34,8 +34,8 @@ from posbench.encodings import Encoding, Shape, build
 from posbench.encodings.bias import alibi_slopes, sandwich
 from posbench.encodings.learned_bias import kerple_log, kerple_power, t5_starts
 from posbench.encodings.relative import fire_input
+from posbench.encodings.seeds import seeded
 from posbench.errors import UserError
-from posbench.model import seeded
 from posbench.rules import check
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("golden_values.json").read_text())

@@ -33,8 +33,9 @@ from posbench.config.encodings import (
 from posbench.config.extensions import YarnConfig
 from posbench.encodings import Encoding, Shape, build
 from posbench.encodings.rotary import Pope, Xpos, kept_pairs, polar, xpos_zeta
+from posbench.encodings.seeds import seeded
 from posbench.errors import UnsupportedError, UserError
-from posbench.model import build_model, seeded
+from posbench.model import build_model
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("golden_values.json").read_text())
 EXACT = {"rtol": 1e-13, "atol": 1e-13}

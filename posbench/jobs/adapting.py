@@ -18,9 +18,10 @@ from posbench.config.policies import Positions
 from posbench.data import Dataset, Split
 from posbench.encodings import Encoding
 from posbench.encodings.policies import in_order
+from posbench.encodings.seeds import seeded
 from posbench.errors import DivergedError, OutOfMemoryError, UnsupportedError
 from posbench.longrope_search import search, starting_points, widest
-from posbench.model import GPT, seeded
+from posbench.model import GPT
 from posbench.results import Status
 from posbench.runs import Run
 from posbench.runtime import Runtime

@@ -261,7 +261,7 @@ class WindowConfig(ExtensionConfig):
 
 @dataclass
 class LmInfiniteConfig(WindowConfig):
-    """LM-Infinite: sinks and a window; no distance counts as more than the window (Han 2023)."""
+    """LM-Infinite: sinks and a window, which no distance exceeds (Han et al. 2023)."""
 
     name: str = setting("lm_infinite", "id of the extension")
     sinks: int | None = setting(

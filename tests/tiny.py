@@ -33,10 +33,12 @@ def write_corpus(folder: Path, documents: int = 120) -> Path:
 
 def small(corpus: Path, encoding: str = "rope", **changes: Any) -> TrainSettings:
     """Settings of a tiny run; keys of TrainConfig and ModelConfig go to their groups."""
-    model = ModelConfig(layers=1, width=32, heads=2)
+    config = ENCODINGS[encoding]()
+    layers = getattr(config, "global_every", None) or 1  # what differs by layer needs several
+    model = ModelConfig(layers=layers, width=32, heads=2)
     train = TrainConfig(steps=STEPS, batch_size=4, log_every=1, validate_targets=64)
     settings = TrainSettings(
-        encoding=ENCODINGS[encoding](),
+        encoding=config,
         model=model,
         data=TextConfig(path=str(corpus)),
         tokenizer=BytesConfig(),

@@ -14,6 +14,7 @@ import tiny
 import torch
 
 from posbench.config import EvalConfig, EvalSettings, InspectSettings
+from posbench.config.encodings import ENCODINGS
 from posbench.config.extensions import ExtensionConfig, LongropeConfig, NoExtensionConfig, PiConfig
 from posbench.data import Dataset, prepare_with
 from posbench.errors import UserError
@@ -21,6 +22,7 @@ from posbench.jobs.adapting import adapt
 from posbench.jobs.evaluate import evaluate
 from posbench.jobs.train import run_training
 from posbench.longrope_search import Factors, mutated, search, starting_points, widest
+from posbench.model import build_model
 from posbench.results import Evaluation, Row, Status, read_results
 from posbench.rules import check, check_extension
 from posbench.runs import Run, load_run
@@ -215,6 +217,28 @@ def test_only_validation_documents_are_read(runs: dict[str, Path]) -> None:
     assert other["start_nll"] != search["start_nll"]
     with pytest.raises(AssertionError, match="forbidden split was read"):
         found_by(run, dataclasses.replace(kept, validation=Forbidden()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, kind in ENCODINGS.items() if kind().takes(LongropeConfig())]
+)
+def test_every_encoding_that_takes_factors_can_be_searched(
+    runs: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    """A factor for each of its frequencies, and the model is left with those found."""
+    run = load_run(runs["rope"])
+    settings = dataclasses.replace(run.settings, encoding=ENCODINGS[name]())
+    dataset = dataset_of(run)
+    model = build_model(
+        settings.model, settings.encoding, tiny.CONTEXT, dataset.tokenizer.vocabulary, 0
+    )
+    plain = model.encoding.describe(LONGEST)["inverse_frequencies"]
+    asked = EvalSettings(extension=LongropeConfig(search=2))
+    done: dict[str, Any] = {}
+    adapt(model, Run(tmp_path, {}, settings), dataset, asked, CPU, lambda *_: None, done)
+    factors = torch.tensor(done["search"]["factors"], dtype=torch.float64)
+    found = model.encoding.describe(LONGEST)["inverse_frequencies"]
+    torch.testing.assert_close(found, plain / factors, rtol=1e-12, atol=0)
 
 
 def test_the_losses_are_those_of_the_extension(runs: dict[str, Path]) -> None:

@@ -6,6 +6,7 @@ validation split, tuning the training split.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import replace
@@ -151,14 +152,18 @@ def _search(
     _require_text(validation, "validation", asked, length)
     size = _targets_of_a_window(run)
     places = anchors(validation, length, size, SEARCH_TARGETS)
-    trial, batch_tokens = 0, settings.eval.batch_tokens
+    trial, tokens, batch_tokens = 0, 0, settings.eval.batch_tokens
     started = time.perf_counter()
 
     def nll(factors: list[float]) -> float:
-        nonlocal trial
+        nonlocal trial, tokens
         trial += 1
         doing = f"search {trial}/{extension.search + len(starts)}"
-        model.encoding.extend(replace(extension, factors=factors))
+        try:
+            model.encoding.extend(replace(extension, factors=factors))
+        except UnsupportedError:  # it changes only pairs that do not turn; refused when given, too
+            return math.inf
+        tokens += len(places) * length
         losses = window_losses(
             model,
             validation.tokens,
@@ -181,7 +186,7 @@ def _search(
         "length": length,
         "targets": len(places) * size,
         "targets_sha256": places.sha256,
-        "tokens": trial * len(places) * length,
+        "tokens": tokens,
         "seconds": time.perf_counter() - started,
         "start_nll": found.starts,
         "nll": found.nll,

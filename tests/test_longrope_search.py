@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,8 @@ def test_found_factors_typed_in_give_the_very_same_numbers(
     factors = [float(each) for each in typed[0].strip("[]").split(",")]
     assert factors == search["factors"]
     given = measured([runs["rope"]], LongropeConfig(factors=factors))
-    assert {row.variant for row in given.rows} == {""}
+    (variant,) = {row.variant for row in given.rows}
+    assert re.fullmatch(r"factors=[0-9a-f]{8}", variant)  # told from other factors
     assert numbers(given) == numbers(searched)
     assert outcome(read_results(tmp_path)) == search
     # Beyond 1x only: at the training length the model is as it was trained.

@@ -23,6 +23,7 @@ from posbench.config.extensions import (
     NoExtensionConfig,
     PiConfig,
     ReropeConfig,
+    StreamingConfig,
     YarnConfig,
 )
 from posbench.config.policies import Positions, Temperature
@@ -30,6 +31,7 @@ from posbench.data import Batches, Dataset, prepare, prepare_with
 from posbench.errors import UserError
 from posbench.jobs.adapting import NotAdaptedError, adapt
 from posbench.jobs.evaluate import evaluate, run_evaluation
+from posbench.jobs.measuring import _variant
 from posbench.jobs.train import run_training
 from posbench.model import GPT, build_model
 from posbench.report.lines import labels_of, subjects_of
@@ -375,6 +377,17 @@ def test_short_training_documents_are_told(runs: dict[str, Path]) -> None:
     assert statuses(evaluation) == {Status.not_enough_data}
     wanted = "extension.finetune_steps=2 needs a training document of 1025 tokens; the longest of"
     assert reason(evaluation).startswith(wanted)
+
+
+def test_settings_of_an_extension_are_told_apart() -> None:
+    """Rows of two factors must not pass for two seeds."""
+    variants = {
+        _variant(EvalSettings(extension=extension))
+        for extension in (PiConfig(), PiConfig(factor=2.0), PiConfig(factor=4.0))
+    }
+    assert variants == {"", "factor=2", "factor=4"}
+    streaming = StreamingConfig(sinks=0, window=9, finetune_steps=3)
+    assert _variant(EvalSettings(extension=streaming)) == "sinks=0 window=9 finetune_steps=3"
 
 
 def test_a_table_that_ends_is_tuned_as_a_variant(runs: dict[str, Path]) -> None:

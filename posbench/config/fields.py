@@ -26,3 +26,11 @@ def default_of(item: dataclasses.Field[Any]) -> Any:
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
     return item.default
+
+
+def changed_settings(node: Any) -> dict[str, Any]:
+    """The settings of `node` that differ from its defaults, in the order of its fields."""
+    values = {
+        item.name: (getattr(node, item.name), default_of(item)) for item in dataclasses.fields(node)
+    }
+    return {name: value for name, (value, default) in values.items() if value != default}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import sys
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.catalog import EXTENSION_CARDS
 from posbench.config import Beyond, EvalSettings
 from posbench.config.encodings import EncodingConfig
-from posbench.config.extensions import LongropeConfig
+from posbench.config.fields import changed_settings
 from posbench.config.policies import policies_of
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UnsupportedError, UserError
@@ -154,15 +156,21 @@ def _variant(settings: EvalSettings, encoding: EncodingConfig | None = None) -> 
         parts.append(f"beyond={config.beyond}")
     if config.temperature is not None:
         parts.append(f"temperature={config.temperature}")
-    if isinstance(extension, LongropeConfig) and extension.search:
-        parts.append(f"search={extension.search}")
-    if extension.finetune_steps:
-        parts.append(f"finetune_steps={extension.finetune_steps}")
-        if extension.finetune_lr is not None:
-            parts.append(f"finetune_lr={extension.finetune_lr:g}")
+    changed = changed_settings(extension)
+    if not extension.finetune_steps:
+        changed.pop("finetune_lr", None)  # of no steps
+    told = [f"{key}={_short(value)}" for key, value in changed.items()]
+    parts += sorted(told, key=lambda word: word.startswith("finetune"))  # what came last
     if encoding is not None and changed_plugin(encoding):
         parts.append(changed_plugin(encoding))
     return " ".join(parts)
+
+
+def _short(value: Any) -> str:
+    """A setting's value in a word; a list by what tells it from others."""
+    if isinstance(value, list):
+        return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class Measurement:

@@ -133,11 +133,15 @@ def exact(subject: Subject) -> Measured:
     """Embeddings, rotations and biases are exact to position 65,536 however the model is run."""
     model = subject.model()
     length = reach(model.encoding, min(FAR + 1, subject.limit or FAR + 1))
+    references: dict[torch.dtype, Tables] = {}
     for way in WAYS:
         # What is trained is rounded by a cast; what is computed from positions must not be.
         cast = twin(model).to(way.weights)
-        with widened():
-            reference = tables(twin(cast).double().encoding, length, torch.float64)
+        if way.weights not in references:
+            with widened():
+                wide = twin(cast).double().encoding
+                references[way.weights] = tables(wide, length, torch.float64)
+        reference = references[way.weights]
         with torch.autocast("cpu", torch.bfloat16, enabled=way.autocast):
             found = tables(cast.encoding, length, way.inputs)
         for name in Tables._fields:

@@ -30,6 +30,7 @@ from posbench.config.encodings import (
     DpbConfig,
     EncodingConfig,
     FireConfig,
+    FopeConfig,
     FoxConfig,
     GrapeConfig,
     KerpleLogConfig,
@@ -40,6 +41,7 @@ from posbench.config.encodings import (
     PathConfig,
     RopeAbfConfig,
     RopeConfig,
+    RopeLocalGlobalConfig,
     RopePartialConfig,
     RopePConfig,
     ShawConfig,
@@ -191,6 +193,10 @@ IDENTITIES: dict[str, Identity] = {
     "rope_partial, whole": Identity(Case(RopePartialConfig(fraction=1.0)), ROPE),
     "rope_p, whole": Identity(Case(RopePConfig(share=1.0)), ROPE),
     "rope_abf, rope's base": Identity(Case(RopeAbfConfig(theta=10_000.0)), ROPE),
+    "rope_local_global, one base": Identity(
+        Case(RopeLocalGlobalConfig(global_theta=10_000.0, global_every=2)), ROPE
+    ),
+    "fope, no series, no frequency cut": Identity(Case(FopeConfig(gain=0.0, turns=0.0)), ROPE),
     "xpos, no decay": Identity(Case(XposConfig(scale_base=1e15)), ROPE),
     # what contains ALiBi
     "alibi_learned, untrained": Identity(
@@ -221,6 +227,9 @@ IDENTITIES: dict[str, Identity] = {
         Case(DapeV2Config(base=DapeBase.alibi), {"out": 0.0}), ALIBI
     ),
     # other pairs
+    "fope, no series": Identity(  # two of eight pairs finish a turn in 48 tokens
+        Case(FopeConfig(gain=0.0)), Case(RopePConfig(share=0.25))
+    ),
     "learned, sinusoids": Identity(
         Case(LearnedConfig(), {"table": waves(CONTEXT)}), Case(SinusoidalConfig(scale=1.0)), WITHIN
     ),

@@ -220,21 +220,19 @@ def test_settings_altered_after_training_are_refused(
         load_run(run).checkpoint()
 
 
-PAIRS = [(one, other) for one in ENCODINGS for other in ENCODINGS if one != other]
-
-
-@pytest.mark.parametrize(("one", "other"), PAIRS, ids="-".join)
-def test_no_encoding_takes_the_weights_of_another(
-    corpus: Path, tmp_path: Path, one: str, other: str
-) -> None:
-    settings = tiny.small(corpus, one, steps=1, width=16, validate_targets=1)
+@pytest.mark.parametrize("one", ENCODINGS)
+def test_no_encoding_takes_the_weights_of_another(corpus: Path, tmp_path: Path, one: str) -> None:
+    settings = tiny.small(corpus, one, steps=1, width=16, layers=4, validate_targets=1)
     folder = tmp_path / "run"
     run_training(settings, folder, [])
-    alter(folder, "settings", "encoding", value=to_dict(ENCODINGS[other]()))
-    with pytest.raises(CheckpointError):
-        load_run(folder).checkpoint()
-    with pytest.raises(CheckpointError):
-        load_run(folder).model()
+    for other in ENCODINGS:
+        if other == one:
+            continue
+        alter(folder, "settings", "encoding", value=to_dict(ENCODINGS[other]()))
+        with pytest.raises(CheckpointError):
+            load_run(folder).checkpoint()
+        with pytest.raises(CheckpointError):
+            load_run(folder).model()
 
 
 def test_a_checkpoint_of_another_run_is_refused(run: Path, corpus: Path, tmp_path: Path) -> None:

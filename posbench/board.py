@@ -187,7 +187,10 @@ def run_name(labels: Mapping[Subject, str], subject: Subject, seed: int) -> str:
 def _write_sub_run(folder: Path, rows: list[Row], curves: list[PositionCurve]) -> None:
     events = EventFile(folder)
     try:
-        rows = [row for row in rows if row.metric == "ppl"]
+        for row in rows:
+            if row.metric != "ppl" and row.status is Status.ok and row.value is not None:
+                events.scalars(row.eval_length, {f"by_length/{row.metric}": row.value})
+        rows = [row for row in rows if row.metric in ("ppl", "exact_match", "induction_gain")]
         at_1x = {row.protocol: row for row in rows if row.ratio == 1}
         for row in sorted(rows, key=lambda row: row.eval_length):
             _write_row(events, row, at_1x.get(row.protocol))
@@ -202,7 +205,7 @@ def _write_sub_run(folder: Path, rows: list[Row], curves: list[PositionCurve]) -
 
 
 def _write_row(events: EventFile, row: Row, base: Row | None) -> None:
-    if row.status is not Status.ok:
+    if row.status is not Status.ok or row.metric != "ppl":
         return
     points = {f"by_length/ppl_{row.protocol}": row.ppl, f"by_length/nll_{row.protocol}": row.nll}
     if row.protocol == HEADLINE:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from posbench.config import BpeConfig, DataConfig, TokenizerConfig
+from posbench.config import BpeConfig, DataConfig, TokenizerConfig, TrainSettings
 from posbench.corpus import SPLITS, Corpus, Document, check_size, load_corpus, split_documents
 from posbench.errors import StorageError, UserError
 from posbench.files import write_bytes, write_text
@@ -69,6 +69,27 @@ class Dataset:
     characters: int
     dropped_duplicates: int
     note: dict[str, str]  # the versions the text came from
+
+    def batches(self, context: int, batch_size: int, seed: int) -> Batches:
+        """What a run is trained on."""
+        return Batches(self.train, context, batch_size, seed)
+
+    def describe(self, settings: TrainSettings) -> str:
+        """What it is, in one line for people."""
+        return (
+            f"{self.corpus}, {self.documents:,} documents, {self.tokenizer.vocabulary} tokens in "
+            f"the vocabulary (tokenizer={settings.tokenizer.name})"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """What a run keeps of it, beside name and fingerprint."""
+        return {
+            "documents": self.documents,
+            "dropped_duplicates": self.dropped_duplicates,
+            "characters": self.characters,
+            "train_tokens": int(self.train.offsets[-1]),
+            **self.note,
+        }
 
 
 def _to_stderr(message: str) -> None:
@@ -289,3 +310,10 @@ class Batches:
         places = self.starts(step)[:, None] + np.arange(self.context + 1)
         tokens = torch.from_numpy(self._tokens[places].astype(np.int64))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def record(self) -> dict[str, Any]:
+        """What a run keeps of them."""
+        return {
+            "usable_train_documents": self.usable_documents,
+            "usable_train_tokens": self.usable_tokens,
+        }

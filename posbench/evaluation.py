@@ -7,6 +7,7 @@ nonoverlap   the same spans cut into blocks of L tokens, all targets scored: the
              context.
 position     one pass over the spans at the longest length: mean loss by position, and the
              perplexity of the first L positions.
+induction    random tokens and their repeat: see posbench.induction.
 
 Losses are summed in float64 and divided by the number of targets, then exponentiated.
 """
@@ -26,6 +27,7 @@ import numpy.typing as npt
 from posbench.config import EvalConfig, Protocol
 from posbench.data import Split
 from posbench.errors import OutOfMemoryError, UnsupportedError, UserError
+from posbench.induction import METRIC, SEQUENCES, measure_induction
 from posbench.model import GPT
 from posbench.results import DocumentLoss, Evaluation, PositionCurve, Row, Status
 from posbench.runtime import Runtime
@@ -120,6 +122,7 @@ def planned_tokens(plan: Plan, config: EvalConfig) -> int:
         Protocol.controlled: len(plan.anchors) * sum(lengths),
         Protocol.nonoverlap: len(plan.spans) * plan.longest * len(lengths),
         Protocol.position: len(plan.spans) * max(lengths),
+        Protocol.induction: SEQUENCES * sum(lengths),
     }
     if Protocol.nonoverlap in config.protocols and max(lengths) == plan.longest:
         cost[Protocol.position] = 0  # the same pass
@@ -147,9 +150,18 @@ class _Cells:
             row = replace(
                 self.subject.row, protocol=protocol.value, eval_length=length, ratio=ratio
             )
-            self._fill_row(row, measure[protocol])
+            if protocol is Protocol.induction:
+                self._induction(row)
+            else:
+                self._fill_row(row, measure[protocol])
         if protocol is Protocol.position:
             self._curve()
+
+    def _induction(self, row: Row) -> None:
+        model, config = self.subject.model, self.config
+        self.evaluation.rows.append(
+            measure_induction(model, row, config, self.runtime, self.scored)
+        )
 
     def _fill_row(self, row: Row, measure: Callable[[int], _Cell]) -> None:
         self.evaluation.rows.append(row)
@@ -359,8 +371,15 @@ def position_buckets(train_length: int, longest: int) -> list[tuple[int, int]]:
 
 def skipped_rows(row: Row, lengths: dict[float, int], protocols: Iterable[Protocol]) -> list[Row]:
     """Rows that say why a run was not evaluated (`row.reason`), one per cell it would have had."""
+    metrics = {Protocol.induction: METRIC}
     return [
-        replace(row, protocol=protocol.value, ratio=ratio, eval_length=length)
+        replace(
+            row,
+            protocol=protocol.value,
+            metric=metrics.get(protocol, row.metric),
+            ratio=ratio,
+            eval_length=length,
+        )
         for protocol in protocols
         for ratio, length in lengths.items()
     ]

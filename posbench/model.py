@@ -20,6 +20,7 @@ from posbench.encodings.policies import governed
 from posbench.encodings.seeds import seeded
 
 INIT_STD = 0.02
+IGNORED = -100  # a target that costs nothing; torch's own number for it
 
 
 def _norm(kind: Norm, width: int) -> nn.Module:
@@ -194,9 +195,11 @@ def initialise(model: GPT, seed: int) -> None:
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihood in nats of each target [B, T], from float32 logits."""
+    """Negative log-likelihood in nats of each target [B, T], from float32 logits; 0 if IGNORED."""
     exact = logits.double() if logits.dtype is torch.float64 else logits.float()
-    flat = F.cross_entropy(exact.flatten(0, 1), targets.flatten(), reduction="none")
+    flat = F.cross_entropy(
+        exact.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED
+    )
     return flat.view_as(targets)
 
 

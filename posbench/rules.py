@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from posbench.config import (
+    BytesConfig,
     EvalSettings,
     InspectSettings,
     ModelConfig,
@@ -37,6 +38,7 @@ from posbench.config.extensions import (
     NtkByPartsConfig,
 )
 from posbench.config.policies import Temperature
+from posbench.config.tasks import TaskConfig
 from posbench.errors import UserError
 
 
@@ -348,8 +350,32 @@ def _check_training(settings: TrainSettings) -> None:
             f"data.validation={data.validation} and data.test={data.test} leave less than a tenth "
             "of the documents for training."
         )
+    if isinstance(data, TaskConfig):
+        _check_task(data, settings)
     if isinstance(data, TextConfig) and not data.path:
         raise UserError("data=text needs a path: data.path=FILE, a folder, or a quoted glob.")
+
+
+def _check_task(task: TaskConfig, settings: TrainSettings) -> None:
+    name, context = task.name, settings.context
+    longest, limit = task.longest(context), task.limit
+    if longest < 1:
+        least = task.tokens(1) - 1
+        raise UserError(
+            f"context={context} is too short for data={name}: its shortest example, of length 1 "
+            f"({task.unit}), reads {least} tokens. Set context={least} or more."
+        )
+    if limit is not None and limit < longest:
+        raise UserError(
+            f"data.keys={limit} is fewer than the {longest} pairs of different keys that "
+            f"context={context} holds. Set data.keys={longest} or more (an evaluation at 4x needs "
+            f"{4 * longest}), or a shorter context."
+        )
+    if not isinstance(settings.tokenizer, BytesConfig):
+        raise UserError(
+            f"tokenizer={settings.tokenizer.name} does not go with data={name}, which has a "
+            "vocabulary of its own. Leave it out."
+        )
 
 
 def check_extension(settings: InspectSettings) -> None:

@@ -34,17 +34,59 @@ def window_losses(
     halved, down to one window; then OutOfMemoryError. `scored(tokens)` hears of each batch.
     """
     out = np.empty((len(ends), last), dtype=np.float64)
+
+    def score(rows: slice) -> None:
+        out[rows] = _batch(model, tokens, ends[rows], length, last, runtime)
+
+    _in_batches(model, len(ends), length, batch_tokens, scored, score)
+    return out
+
+
+def answer_scores(
+    model: nn.Module,
+    tokens: npt.NDArray[np.int64],
+    is_answer: npt.NDArray[np.bool_],
+    runtime: Runtime,
+    batch_tokens: int,
+    scored: Scored = lambda _: None,
+) -> tuple[Losses, npt.NDArray[np.bool_]]:
+    """Nats of each answer token [N, A], and whether it is the model's first choice [N, A].
+
+    Each of the N rows of `tokens` [N, n] has A tokens marked in `is_answer` [N, n]. The model reads
+    the right answer so far (teacher forcing). Greedy decoding writes the whole answer if and only
+    if every token of it is the first choice here: up to its first mistake it reads the same.
+    """
+    count = int(is_answer[0].sum())
+    losses = np.empty((len(tokens), count), dtype=np.float64)
+    right = np.empty((len(tokens), count), dtype=np.bool_)
+    length = tokens.shape[1] - 1
+    last = length - int(is_answer[:, 1:].any(axis=0).argmax())  # from the first answer on
+
+    def score(rows: slice) -> None:
+        losses[rows], right[rows] = _answers(model, tokens[rows], is_answer[rows], last, runtime)
+
+    _in_batches(model, len(tokens), length, batch_tokens, scored, score)
+    return losses, right
+
+
+def _in_batches(
+    model: nn.Module,
+    count: int,
+    length: int,
+    batch_tokens: int,
+    scored: Scored,
+    score: Callable[[slice], None],
+) -> None:
+    """Call `score` on all of `count` rows, in evaluation mode, in batches that fit into memory."""
     rows = max(1, batch_tokens // length)
     start = 0
     was_training = model.training
     model.eval()
     try:
-        while start < len(ends):
-            chosen = ends[start : start + rows]
+        while start < count:
+            stop = min(start + rows, count)
             try:
-                out[start : start + len(chosen)] = _batch(
-                    model, tokens, chosen, length, last, runtime
-                )
+                score(slice(start, stop))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -52,11 +94,10 @@ def window_losses(
                     raise OutOfMemoryError(f"one window of {length} tokens does not fit") from None
                 rows //= 2
                 continue
-            scored(len(chosen) * length)
-            start += len(chosen)
+            scored((stop - start) * length)
+            start = stop
     finally:
         model.train(was_training)
-    return out
 
 
 @torch.inference_mode()
@@ -75,3 +116,25 @@ def _batch(
         logits = model(inputs, last=last)
     losses: Losses = token_losses(logits, targets[:, -last:]).double().cpu().numpy()
     return losses
+
+
+@torch.inference_mode()
+def _answers(
+    model: nn.Module,
+    tokens: npt.NDArray[np.int64],
+    is_answer: npt.NDArray[np.bool_],
+    last: int,
+    runtime: Runtime,
+) -> tuple[Losses, npt.NDArray[np.bool_]]:
+    rows = torch.from_numpy(tokens).to(runtime.device)
+    wanted = torch.from_numpy(is_answer).to(runtime.device)[:, -last:]
+    targets = rows[:, -last:]
+    with runtime.autocast():
+        logits = model(rows[:, :-1], last=last)
+    losses = token_losses(logits, targets)
+    right = (logits.argmax(-1) == targets) & losses.isfinite()
+    shape = len(tokens), -1
+    return (
+        losses[wanted].view(shape).double().cpu().numpy(),
+        right[wanted].view(shape).cpu().numpy(),
+    )

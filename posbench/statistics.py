@@ -1,4 +1,4 @@
-"""How sure a perplexity is: the document bootstrap."""
+"""How sure a number is: the document bootstrap for losses, Wilson's interval for shares."""
 
 from __future__ import annotations
 
@@ -28,6 +28,20 @@ def bootstrap_interval(
     means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     low, high = np.percentile(means, (2.5, 97.5))
     return float(low), float(high)
+
+
+def wilson_interval(share: float, trials: int) -> tuple[float, float]:
+    """95 % interval of a share of `trials` independent ones (Wilson 1927).
+
+    `share` may also be the mean of values between 0 and 1, one per trial: none of those varies more
+    than a share does, so the interval is then rather too wide than too narrow.
+    """
+    z = 1.959963984540054
+    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    inner = share * (1 - share) / trials + z * z / (4 * trials * trials)
+    half = z * math.sqrt(inner) / (1 + z * z / trials)
+    # Rounding must not leave 0 of n with a least above 0, nor n of n with a most below 1.
+    return (centre - half if share > 0 else 0.0), (centre + half if share < 1 else 1.0)
 
 
 def perplexity(nats: float) -> float:

@@ -1,5 +1,7 @@
 """Tokenizers: bytes, and byte-level byte-pair encoding. Both are exact: decode(encode(x)) == x.
 
+The vocabulary of a task is one too, of words with spaces between them.
+
 There are no special tokens, so no text is ever read as one. No torch here.
 """
 
@@ -91,6 +93,33 @@ class BpeTokenizer(Tokenizer):
         return self._json
 
 
+class WordTokenizer(Tokenizer):
+    """One token per word of a fixed list; the vocabulary of a task, in the shape of a tokenizer."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        self.vocabulary = len(self.words)
+        self.byte_lengths = np.array([len(word.encode()) for word in self.words], dtype=np.int64)
+        self._ids = {word: token for token, word in enumerate(self.words)}
+        if len(self._ids) < self.vocabulary or any(word.split() != [word] for word in self.words):
+            raise ValueError("its words are not all different, or hold spaces")
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """The ids of each text; ValueError for a word that is not in the list."""
+        return [np.array([self._id(word) for word in text.split()], self.dtype) for text in texts]
+
+    def _id(self, word: str) -> int:
+        if word not in self._ids:
+            raise ValueError(f"{word!r} is not in the vocabulary")
+        return self._ids[word]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self.words[int(token)] for token in ids)
+
+    def to_json(self) -> str:
+        return json.dumps({"type": "words", "words": self.words})
+
+
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """A tokenizer learned from `texts`; the same texts give the same one, in whatever order.
 
@@ -106,6 +135,8 @@ def load_tokenizer(text: str) -> Tokenizer:
         raise ValueError("not a tokenizer: its JSON is no object")
     if saved == {"type": "bytes"}:
         return ByteTokenizer()
+    if saved.get("type") == "words":
+        return WordTokenizer(_words(saved.get("words")))
     _check_byte_level(saved)
     try:
         return BpeTokenizer(text)
@@ -113,6 +144,12 @@ def load_tokenizer(text: str) -> Tokenizer:
         raise
     except Exception as error:  # the library raises bare Exception for whatever it cannot parse
         raise ValueError(f"not a tokenizer: {error}") from error
+
+
+def _words(saved: Any) -> list[str]:
+    if not isinstance(saved, list) or not all(isinstance(word, str) for word in saved):
+        raise ValueError("not a vocabulary: its words are no list of text")
+    return saved
 
 
 def _check_byte_level(saved: dict[str, Any]) -> None:

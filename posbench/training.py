@@ -19,12 +19,13 @@ from torch import Tensor
 from posbench import checkpoint
 from posbench.config import Schedule, TrainConfig, TrainSettings
 from posbench.config.policies import policies_of
-from posbench.data import Batches, Dataset
+from posbench.data import Dataset
 from posbench.encodings.policies import draw_positions
 from posbench.encodings.seeds import seeded
 from posbench.errors import DivergedError, OutOfMemoryError, UnsupportedError
 from posbench.model import (
     GPT,
+    IGNORED,
     build_model,
     decay_groups,
     flops_per_token,
@@ -33,6 +34,7 @@ from posbench.model import (
 from posbench.runtime import Runtime, is_out_of_memory
 from posbench.scoring import window_losses
 from posbench.targets import anchors
+from posbench.tasks import TaskDataset
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,13 @@ class Trainer:
     def __init__(
         self,
         settings: TrainSettings,
-        dataset: Dataset,
+        dataset: Dataset | TaskDataset,
         runtime: Runtime,
         model: GPT | None = None,
     ) -> None:
         self.settings, self.runtime = settings, runtime
         self.policies = policies_of(settings)
-        self.batches = Batches(
-            dataset.train, settings.context, settings.train.batch_size, settings.seed
-        )
+        self.batches = dataset.batches(settings.context, settings.train.batch_size, settings.seed)
         self.begun = 0.0 if model is None else 1.0  # share of the training that is behind it
         vocabulary = dataset.tokenizer.vocabulary
         self.model: GPT = (
@@ -151,12 +151,14 @@ class Trainer:
     def _gradients(self, step: int) -> Tensor:
         """Gradients of the mean loss over the step's whole batch, in micro-batches; that loss.
 
-        Each micro-batch weighs as many tokens as it holds, so a smaller last one counts for less.
+        Each micro-batch weighs as many targets as it holds, so a smaller last one counts for less.
         """
         self.optimizer.zero_grad(set_to_none=True)
         self.model.encoding.trained_to(max(self.begun, step / self.settings.train.steps))
         positions = self._positions(step)
-        inputs, targets = (each.to(self.runtime.device) for each in self.batches.batch(step))
+        inputs, targets = self.batches.batch(step)
+        count = int((targets != IGNORED).sum())
+        inputs, targets = inputs.to(self.runtime.device), targets.to(self.runtime.device)
         size = self.settings.train.micro_batch or len(inputs)
         total = torch.zeros((), device=self.runtime.device)
         with self._memory_advice():
@@ -166,7 +168,7 @@ class Trainer:
                 self._seed_dropout(step, part)
                 with self.runtime.autocast():
                     logits = self._forward(rows, positions)
-                loss = token_losses(logits, wanted).sum() / targets.numel()
+                loss = token_losses(logits, wanted).sum() / count
                 torch.autograd.backward(loss)
                 total += loss.detach()
         return total

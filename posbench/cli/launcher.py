@@ -24,6 +24,7 @@ from posbench.cli import arguments, compose
 from posbench.cli.pool import Job, Outcome, Pool, summary_lines
 from posbench.cli.slots import slots, visible_gpus
 from posbench.config import Device, EvalSettings, InspectSettings, TrainSettings
+from posbench.config.tasks import TaskConfig
 from posbench.corpus import Corpus, check_size, load_corpus, split_documents
 from posbench.errors import Exit, InterruptedRunError, SweepFailedError, UserError
 from posbench.plugins import LOADED
@@ -135,7 +136,7 @@ def _check_text(plans: list[tuple[Job, Settings]]) -> None:
     """
     corpora: dict[str, Corpus] = {}  # by the settings they come from, each read once
     for job, settings in plans:
-        if not isinstance(settings, TrainSettings):
+        if not isinstance(settings, TrainSettings) or isinstance(settings.data, TaskConfig):
             continue
         if (job.folder / MANIFEST).exists() and not settings.overwrite:
             continue

@@ -13,8 +13,9 @@ from posbench.errors import UserError
 SAMPLE_HELP = """posbench sample RUN [key=value ...]: let a trained model write.
 
   RUN               folder of a finished run
-  prompt=TEXT       what it goes on from; without one, the first line of a test document
-  tokens=200        tokens to write
+  prompt=TEXT       what it goes on from; without one, the first line of a test document, or the
+                    question of a test example if the model was trained on a task
+  tokens=200        tokens to write; the length of the answer for a task's own question
   temperature=0.8   0 takes the likeliest token each time
   seed=0            same seed, same text
   plugins=FILE      the file of the run's encoding, if that is your own
@@ -79,7 +80,7 @@ def sample(words: list[str]) -> None:
         run_sample(
             Path(places[0]),
             values.get("prompt"),
-            values.get("tokens", 200),
+            values.get("tokens"),
             values.get("temperature", 0.8),
             values.get("seed", 0),
             values.get("plugins_changed", False),

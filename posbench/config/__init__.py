@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from posbench.config.data import DataConfig as DataConfig
 from posbench.config.encodings import ENCODINGS, EncodingConfig, RopeConfig
 from posbench.config.extensions import EXTENSIONS, ExtensionConfig, NoExtensionConfig
 from posbench.config.fields import setting
 from posbench.config.policies import Policies, Temperature
+from posbench.config.tasks import TASKS
 
 
 class Device(StrEnum):
@@ -55,6 +57,7 @@ class Protocol(StrEnum):
     controlled = "controlled"
     nonoverlap = "nonoverlap"
     position = "position"
+    induction = "induction"
 
 
 class Beyond(StrEnum):
@@ -91,15 +94,6 @@ class ModelConfig:
     @property
     def head_size(self) -> int:
         return self.width // self.heads
-
-
-@dataclass
-class DataConfig:
-    """Where the documents come from."""
-
-    name: str = setting("pysource", "id of the corpus")
-    validation: float = setting(0.05, "share of documents held out for validation", 0.001, 0.5)
-    test: float = setting(0.10, "share of documents held out for evaluation", 0.001, 0.5)
 
 
 @dataclass
@@ -189,7 +183,7 @@ class TrainSettings(Policies):
 
     encoding: EncodingConfig = setting(RopeConfig(), "positional encoding")
     model: ModelConfig = setting(ModelConfig(), "size and shape of the transformer")
-    data: DataConfig = setting(PysourceConfig(), "corpus")
+    data: DataConfig = setting(PysourceConfig(), "corpus, or a task")
     tokenizer: TokenizerConfig = setting(BytesConfig(), "tokenizer")
     train: TrainConfig = setting(TrainConfig(), "optimizer and loop")
     context: int = setting(128, "training length L in tokens", low=2)
@@ -229,6 +223,7 @@ class EvalConfig:
         None,
         "of the scores: another one than in training (none, logn, yarn, drope); null: as trained",
     )
+    examples: int = setting(500, "tasks: examples per length", low=1)
     bootstrap: int = setting(2000, "resamples of the document bootstrap", low=100)
 
 
@@ -277,6 +272,7 @@ CORPORA: dict[str, type[DataConfig]] = {
     "pysource": PysourceConfig,
     "stdlib": StdlibConfig,
     "text": TextConfig,
+    **TASKS,
 }
 TOKENIZERS: dict[str, type[TokenizerConfig]] = {"bytes": BytesConfig, "bpe": BpeConfig}
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from posbench.config import Beyond, EvalSettings
 from posbench.config.encodings import EncodingConfig
 from posbench.config.fields import changed_settings
 from posbench.config.policies import policies_of
+from posbench.config.tasks import TaskConfig
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UnsupportedError, UserError
 from posbench.plugins import LOADED, blame, changed_plugin
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from posbench.encodings import Encoding
     from posbench.evaluation import Plan
     from posbench.jobs.adapting import Heard
+    from posbench.model import GPT
     from posbench.runtime import Runtime
+    from posbench.task_evaluation import TaskPlan
 
 
 @dataclass
@@ -95,6 +98,8 @@ def _candidate(folder: Path, settings: EvalSettings) -> Candidate:
         )
         encoding.trained_to(1.0)
         _as_evaluated(encoding, settings)
+        if is_task(run):
+            _refuse_adapting(settings)
     except CheckpointError as error:
         candidate.damaged = str(error)
     except PluginError as error:
@@ -102,6 +107,14 @@ def _candidate(folder: Path, settings: EvalSettings) -> Candidate:
     except UnsupportedError as error:
         candidate.refused = str(error)
     return candidate
+
+
+def _refuse_adapting(settings: EvalSettings) -> None:
+    """Raise UnsupportedError for what works on text alone."""
+    extension = settings.extension
+    for key in ("finetune_steps", "search"):
+        if getattr(extension, key, 0):
+            raise UnsupportedError(f"extension.{key} works on text, and the run is of a task")
 
 
 def _as_evaluated(encoding: Encoding, settings: EvalSettings) -> Encoding:
@@ -173,6 +186,27 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def is_task(run: Run) -> bool:
+    """Whether a run was trained on a task, not on text."""
+    return isinstance(run.settings.data, TaskConfig)
+
+
+def longest_example(run: Run) -> int:
+    """The longest length that a run on a task was trained at."""
+    assert isinstance(run.settings.data, TaskConfig)
+    return run.settings.data.longest(run.settings.context)
+
+
+def _check_fingerprint(run: Run, here: str, what: str) -> None:
+    known = run.corpus_fingerprint
+    if here != known:
+        raise UserError(
+            f"data={run.settings.data.name} here is not the {what} that {run.folder} was trained "
+            f"beside: fingerprint {here[:12]} here, {known[:12]} there. Evaluate where it was "
+            "trained, or train again."
+        )
+
+
 class Measurement:
     """One evaluation over several runs; datasets and plans are made once for those that share."""
 
@@ -181,25 +215,19 @@ class Measurement:
         self._datasets: dict[str, Dataset] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
         self._alone = True  # whether one run is all there is to evaluate
+        self._task_plans: dict[tuple[str, int], TaskPlan] = {}
 
     def evaluate(self, candidates: list[Candidate]) -> Evaluation:
         """Rows of all candidates, in their order. All text is looked at before the first is run."""
-        from posbench.evaluation import planned_tokens
-        from posbench.jobs.adapting import adapting_tokens
         from posbench.progress import Progress
 
-        config = self.settings.eval
-        plans = {
-            each.folder: self._plan(each.run)
+        planned = {
+            each.folder: self._planned_tokens(each.run)
             for each in candidates
             if each.run is not None and not each.skipped
         }
         self._alone = sum(each.usable is not None for each in candidates) == 1
-        total = sum(
-            planned_tokens(plans[each.folder], config) + adapting_tokens(run, self.settings)
-            for each in candidates
-            if (run := each.usable)
-        )
+        total = sum(planned[each.folder] for each in candidates if each.usable)
         evaluation = Evaluation()
         done = 0
         with Progress("evaluate", total, unit="tokens") as progress:
@@ -226,11 +254,22 @@ class Measurement:
             _warn(candidate.foreign)
             return self._one(candidate, heard)
 
+    def _planned_tokens(self, run: Run) -> int:
+        from posbench.evaluation import planned_tokens
+        from posbench.jobs.adapting import adapting_tokens
+
+        if is_task(run):
+            return self._task_plan(run).tokens
+        measuring = planned_tokens(self._plan(run), self.settings.eval)
+        return measuring + adapting_tokens(run, self.settings)
+
     def _one(self, candidate: Candidate, heard: Heard) -> Evaluation:
         from posbench.evaluation import Subject, evaluate_model, skipped_rows
         from posbench.jobs.adapting import NotAdaptedError, adapt
 
         run, config = candidate.run, self.settings.eval
+        if run is not None and is_task(run):
+            return self._one_task(candidate, run, heard)
         row = self._unreadable_row(candidate.folder) if run is None else self._row(run)
         lengths = {ratio: round(ratio * row.train_length) for ratio in config.ratios}
         if run is None or candidate.skipped:
@@ -241,9 +280,7 @@ class Measurement:
             row.status, row.reason = Status.unsupported, candidate.refused
             return Evaluation(rows=skipped_rows(row, lengths, config.protocols), runs=[record])
         dataset, plan = self._dataset(run), self._plan(run)
-        model = run.model()
-        model.encoding = _as_evaluated(model.encoding, self.settings)
-        model = model.to(self.runtime.device)
+        model = self._model(run)
         done: dict[str, Any] = {}
         try:
             if not plan.shortage:
@@ -261,6 +298,27 @@ class Measurement:
         measured = evaluate_model(subject, plan, config, self.runtime, heard)
         measured.runs = [record]
         return measured
+
+    def _one_task(self, candidate: Candidate, run: Run, heard: Heard) -> Evaluation:
+        from posbench.task_evaluation import evaluate_task, task_rows, tested_lengths
+
+        config = self.settings.eval
+        row = replace(self._row(run), train_length=longest_example(run))
+        if candidate.skipped or candidate.refused:
+            row.status = Status.skipped if candidate.skipped else Status.unsupported
+            row.reason = candidate.skipped or candidate.refused
+            lengths = tested_lengths(config.ratios, row.train_length)
+            runs = [] if candidate.skipped else [self._record(run)]
+            return Evaluation(rows=task_rows(row, lengths), runs=runs)
+        plan = self._task_plan(run)
+        measured = evaluate_task(self._model(run), row, plan, config, self.runtime, heard)
+        measured.runs = [self._record(run)]
+        return measured
+
+    def _model(self, run: Run) -> GPT:
+        model = run.model()
+        model.encoding = _as_evaluated(model.encoding, self.settings)
+        return model.to(self.runtime.device)
 
     def _unreadable_row(self, folder: Path) -> Row:
         return Row(
@@ -307,13 +365,7 @@ class Measurement:
         if key not in self._datasets:
             self._datasets[key] = prepare_with(data, run.tokenizer_json())
         dataset = self._datasets[key]
-        known = run.corpus_fingerprint
-        if dataset.fingerprint != known:
-            raise UserError(
-                f"data={data.name} here is not the text that {run.folder} was trained beside: "
-                f"fingerprint {dataset.fingerprint[:12]} here, {known[:12]} there. Evaluate where "
-                "it was trained, or train again."
-            )
+        _check_fingerprint(run, dataset.fingerprint, "text")
         return dataset
 
     def _plan(self, run: Run) -> Plan:
@@ -327,11 +379,44 @@ class Measurement:
             )
         return self._plans[key]
 
-    def _record(self, run: Run) -> dict[str, Any]:
+    def _task_plan(self, run: Run) -> TaskPlan:
+        """The test examples of the run's own task; another task is refused."""
+        from posbench.task_evaluation import plan_task
+        from posbench.tasks import TaskDataset
+
+        key = (self._key(run), run.settings.context)
+        if key not in self._task_plans:
+            assert isinstance(run.settings.data, TaskConfig)
+            dataset = TaskDataset(run.settings.data)
+            self._task_plans[key] = plan_task(dataset, run.settings.context, self.settings.eval)
+        plan = self._task_plans[key]
+        _check_fingerprint(run, plan.dataset.fingerprint, "task")
+        return plan
+
+    def _measured_on(self, run: Run) -> dict[str, Any]:
+        """What a result says of the text, or the task, that a run was measured on."""
         from posbench.statistics import unigram_perplexity
 
-        manifest, settings = run.manifest, run.settings
+        if is_task(run):
+            plan = self._task_plan(run)
+            return {
+                "corpus": plan.dataset.corpus,
+                "tokenizer": "of the task",
+                "protocol": plan.record(),
+                "task": plan.dataset.corpus,
+            }
         dataset = self._dataset(run)
+        return {
+            "corpus": dataset.corpus,
+            "tokenizer": run.settings.tokenizer.name,
+            "unigram_ppl": unigram_perplexity(
+                dataset.train.tokens, dataset.test.tokens, dataset.tokenizer.vocabulary
+            ),
+            "protocol": self._protocol(self._plan(run)),
+        }
+
+    def _record(self, run: Run) -> dict[str, Any]:
+        manifest, settings = run.manifest, run.settings
         cost = manifest.get("cost", {})
         return {
             "run_id": run.id,
@@ -347,13 +432,8 @@ class Measurement:
             "train_peak_mem_mb": manifest.get("peak_mem_mb"),
             "validation_nll": manifest.get("validation_nll", {}).get("1x"),
             "checkpoint_sha256": manifest["checkpoint"]["sha256"],
-            "corpus": dataset.corpus,
-            "tokenizer": settings.tokenizer.name,
-            "unigram_ppl": unigram_perplexity(
-                dataset.train.tokens, dataset.test.tokens, dataset.tokenizer.vocabulary
-            ),
             "settings_id": fingerprint(settings, without_seed=True),
-            "protocol": self._protocol(self._plan(run)),
+            **self._measured_on(run),
         }
 
     def _protocol(self, plan: Plan) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from posbench.runs import (
 if TYPE_CHECKING:
     from posbench.data import Dataset
     from posbench.runtime import Runtime
+    from posbench.tasks import TaskDataset
     from posbench.training import Step, Trainer
 
 VALIDATIONS = 10  # in a run, unless train.validate_every says otherwise
@@ -35,7 +36,7 @@ class Session:
 
     run: Run
     trainer: Trainer
-    dataset: Dataset
+    dataset: Dataset | TaskDataset
     runtime: Runtime
     told: bool = False  # which ratios cannot be validated
 
@@ -49,9 +50,7 @@ class Session:
             f"run        {self.run.id} in {self.run.folder}",
             f"model      {settings.model.name}, {cost['parameters']:,} parameters, of which "
             f"{cost['encoding_parameters']:,} belong to encoding={scheme_of(settings)}",
-            f"data       {self.dataset.corpus}, {self.dataset.documents:,} documents, "
-            f"{self.dataset.tokenizer.vocabulary} tokens in the vocabulary "
-            f"(tokenizer={settings.tokenizer.name})",
+            f"data       {self.dataset.describe(settings)}",
             f"training   {settings.train.steps:,} steps of {self.trainer.tokens_per_step:,} tokens "
             f"at context {settings.context}: {cost['tokens']:,} tokens, "
             f"{cost['flops']:.2e} floating-point operations",
@@ -72,6 +71,7 @@ class Session:
         settings = self.run.settings
         first = self.trainer.step
         self.validation: dict[float, float] = {}
+        self.exact_match: dict[float, float] = {}  # of a task
         self.spent = 0.0  # seconds in optimizer steps, validation and saving left out
         journal = Journal(self.run.folder / METRICS, first)
         title = f"train {scheme_of(settings)}"
@@ -125,8 +125,12 @@ class Session:
         if not self.validation:
             return
         named = {f"{ratio:g}x": loss for ratio, loss in self.validation.items()}
-        journal.write({"step": step, "val_nll": named})
+        record: dict[str, Any] = {"step": step, "val_nll": named}
         scalars = {}
+        if self.exact_match:
+            record["val_exact_match"] = {f"{r:g}x": x for r, x in self.exact_match.items()}
+            scalars = {f"val/exact_match_{r:g}x": x for r, x in self.exact_match.items()}
+        journal.write(record)
         for ratio, loss in self.validation.items():
             scalars[f"val/nll_{ratio:g}x"] = loss
             scalars[f"val/ppl_{ratio:g}x"] = perplexity(loss)
@@ -134,11 +138,17 @@ class Session:
 
     def _validation_losses(self) -> dict[float, float]:
         from posbench.statistics import perplexity
+        from posbench.task_evaluation import validate_task
+        from posbench.tasks import TaskDataset
         from posbench.training import validation_losses
 
-        losses = validation_losses(
-            self.trainer.model, self.dataset, self.run.settings, self.runtime
-        )
+        model, settings = self.trainer.model, self.run.settings
+        if isinstance(self.dataset, TaskDataset):
+            found = validate_task(model, self.dataset, settings, self.runtime)
+            losses = {ratio: each.nll for ratio, each in found.items()}
+            self.exact_match = {ratio: each.exact_match for ratio, each in found.items()}
+        else:
+            losses = validation_losses(model, self.dataset, settings, self.runtime)
         self._tell_left_out(losses)
         return {ratio: loss for ratio, loss in losses.items() if perplexity(loss) < float("inf")}
 
@@ -195,11 +205,14 @@ class Session:
             tokens_per_s=speed,
             peak_mem_mb=memory,
             validation_nll={f"{ratio:g}x": loss for ratio, loss in self.validation.items()},
+            validation_exact_match={f"{ratio:g}x": x for ratio, x in self.exact_match.items()},
         )
         parts = [f"{speed:,.0f} tokens/s"] if speed else []
         parts.append(f"peak memory {memory:,.0f} MiB")
         parts += [
-            f"validation perplexity {perplexity(loss):.2f} at {ratio:g}x"
+            f"exact match {self.exact_match[ratio]:.3f} at {ratio:g}x of held-out examples"
+            if ratio in self.exact_match
+            else f"validation perplexity {perplexity(loss):.2f} at {ratio:g}x"
             for ratio, loss in self.validation.items()
         ]
         print(f"done       {', '.join(parts)}\n           {self.run.folder}", flush=True)

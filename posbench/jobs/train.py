@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import TextConfig, TrainSettings
+from posbench.config.tasks import TaskConfig
 from posbench.discovery import outputs
 from posbench.errors import (
     CheckpointError,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from posbench.checkpoint import Checkpoint
     from posbench.data import Dataset
     from posbench.runtime import Runtime
+    from posbench.tasks import TaskDataset
     from posbench.training import Trainer
 
 
@@ -257,17 +259,14 @@ def _compare_environment(run: Run, runtime: Runtime, strict: bool) -> None:
     _warn(f"{message}.")
 
 
-def _dataset(run: Run, allow: list[str]) -> Dataset:
+def _dataset(run: Run, allow: list[str]) -> Dataset | TaskDataset:
     """The run's documents and tokenizer; a run already begun must find the very same ones."""
-    from posbench.data import prepare, prepare_with
-
-    settings = run.settings
     known = run.manifest.get("corpus")
     if known is None:
-        dataset = prepare(settings.data, settings.tokenizer, context=settings.context)
+        dataset = _prepare(run.settings)
         write_text(run.folder / TOKENIZER, dataset.tokenizer.to_json())
         return dataset
-    dataset = prepare_with(settings.data, run.tokenizer_json())
+    dataset = _prepare_again(run)
     if dataset.fingerprint != known["fingerprint"] and "data" not in allow:
         raise UserError(
             f"data={dataset.corpus} has changed since this run began: fingerprint "
@@ -277,16 +276,35 @@ def _dataset(run: Run, allow: list[str]) -> Dataset:
     return dataset
 
 
-def _corpus_record(dataset: Dataset, trainer: Trainer) -> dict[str, Any]:
+def _prepare(settings: TrainSettings) -> Dataset | TaskDataset:
+    from posbench.data import prepare
+    from posbench.tasks import TaskDataset
+
+    if isinstance(settings.data, TaskConfig):
+        return TaskDataset(settings.data)
+    return prepare(settings.data, settings.tokenizer, context=settings.context)
+
+
+def _prepare_again(run: Run) -> Dataset | TaskDataset:
+    from posbench.data import prepare_with
+    from posbench.tasks import TaskDataset
+
+    if isinstance(run.settings.data, TaskConfig):
+        dataset = TaskDataset(run.settings.data)
+        if dataset.tokenizer.to_json() != run.tokenizer_json():
+            raise UserError(
+                f"data={dataset.corpus} has another vocabulary than when this run began; train a "
+                "new one."
+            )
+        return dataset
+    return prepare_with(run.settings.data, run.tokenizer_json())
+
+
+def _corpus_record(dataset: Dataset | TaskDataset, trainer: Trainer) -> dict[str, Any]:
     return {
         "name": dataset.corpus,
         "fingerprint": dataset.fingerprint,
-        "documents": dataset.documents,
-        "dropped_duplicates": dataset.dropped_duplicates,
-        "usable_train_documents": trainer.batches.usable_documents,
-        "usable_train_tokens": trainer.batches.usable_tokens,
-        "characters": dataset.characters,
-        "train_tokens": int(dataset.train.offsets[-1]),
         "vocabulary": dataset.tokenizer.vocabulary,
-        **dataset.note,
+        **dataset.record(),
+        **trainer.batches.record(),
     }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from posbench.report import probes
 from posbench.report.answer import RULE, answer, caveats
+from posbench.report.grid import Grid
 from posbench.report.lines import HEADLINE, Table, tables
 from posbench.report.tables import marked, notes, unigram_sentence
 from posbench.results import Evaluation
 
 MISSING = "not recorded"
+NOTHING = "Length extrapolation: nothing measured"
 
 PROTOCOLS = {
     "controlled": (
@@ -49,17 +52,6 @@ HOW_TO_READ = (
 
 
 @dataclass
-class Grid:
-    """A table of words with a heading."""
-
-    title: str
-    header: list[str]
-    rows: list[list[Any]]
-    about: str = ""
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass
 class Content:
     """Everything a report shows but its pictures."""
 
@@ -79,24 +71,25 @@ class Content:
 def content_of(evaluation: Evaluation) -> Content:
     """The words of the report on `evaluation`."""
     shown = tables(evaluation)
+    first = shown[0] if shown else None
     return Content(
-        title=_title(shown),
-        answer=answer(shown[0] if shown else None),
+        title=_title(shown) or probes.probe_title(evaluation) or NOTHING,
+        answer=(probes.probe_answer(evaluation) if not shown else []) or answer(first),
         caveats=caveats(evaluation, shown),
         unigram=unigram_sentence(evaluation),
-        headline=_perplexities(shown[0]) if shown else None,
-        others=[_perplexities(table) for table in shown[1:]],
+        headline=_perplexities(first) if first else None,
+        others=[*map(_perplexities, shown[1:]), *probes.probe_grids(evaluation)],
         cost=_cost(evaluation),
         adaptations=_adaptations(evaluation),
         scored=_scored(evaluation, shown),
-        how_to_read=HOW_TO_READ,
+        how_to_read=HOW_TO_READ if shown else probes.HOW_TO_READ,
         provenance=_provenance(evaluation),
     )
 
 
 def _title(shown: list[Table]) -> str:
     if not shown:
-        return "Length extrapolation: nothing measured"
+        return ""
     encodings = list(dict.fromkeys(line.subject.encoding for line in shown[0].lines))
     lengths = {line.subject.train_length for line in shown[0].lines}
     ratios = ", ".join(f"{ratio:g}x" for ratio in shown[0].ratios)
@@ -200,8 +193,8 @@ def quantity(value: Any) -> str:
 def _scored(evaluation: Evaluation, shown: list[Table]) -> Grid:
     """How many targets each protocol scored at each length, and what they could see."""
     seen: dict[tuple[Any, ...], None] = {}
-    order = [table.protocol for table in shown]
-    rows = [row for row in evaluation.rows if row.metric == "ppl" and row.n_targets]
+    rows = [row for row in evaluation.rows if row.metric != "token_accuracy" and row.n_targets]
+    order = [*(table.protocol for table in shown), *(row.protocol for row in rows)]
     for row in sorted(rows, key=lambda row: (order.index(row.protocol), row.eval_length)):
         cells = (
             row.protocol,
@@ -218,7 +211,8 @@ def _scored(evaluation: Evaluation, shown: list[Table]) -> Grid:
         "What was scored",
         [*header, "targets SHA-256"],
         [list(cells) for cells in seen],
-        "Context counts the tokens a target can see, itself not included.",
+        "Context counts the tokens a target can see, itself not included. A task's length counts "
+        "what the task is made of, such as symbols, and its documents are examples.",
     )
 
 

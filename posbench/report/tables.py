@@ -11,7 +11,9 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from posbench.report.grid import Grid
 from posbench.report.lines import HEADLINE, Cell, Line, Table, number, tables
+from posbench.report.probes import probe_grids
 from posbench.results import Evaluation
 
 Layout = Callable[[str, str, str], str]  # (perplexity, ratio, spread) to the text of a cell
@@ -49,14 +51,20 @@ def terminal_table(evaluation: Evaluation, width: int = 80) -> str:
 def print_tables(evaluation: Evaluation, console: Console | None = None) -> None:
     """Print the tables of every protocol, the headline first, with what explains them."""
     console = console or Console()
-    shown = tables(evaluation)
-    if not shown:
+    shown, probes = tables(evaluation), probe_grids(evaluation)
+    if not shown and not probes:
         console.print("No rows: nothing was measured.")
     for table in shown:
         console.print(Text(title(table), style="bold"))
         layout, grid = _fitting(table, console.width)
         console.print(grid)
         for note in notes(table, spreads=layout in (_one_line, _spread_below)):
+            console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
+        console.print()
+    for probe in probes:
+        console.print(Text(probe.title, style="bold"))
+        console.print(_probe(probe, console.width))
+        for note in probe.notes:
             console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
         console.print()
     if sentence := unigram_sentence(evaluation):
@@ -113,11 +121,30 @@ def _fitting(table: Table, width: int) -> tuple[Layout, RichTable]:
     return next(fitting, candidates[-1])
 
 
-def _laid_out(table: Table, layout: Layout) -> RichTable:
+def _probe(grid: Grid, width: int) -> RichTable:
+    """A table of cells (value, beside, below); stacked, and then without spreads, if too wide."""
+    columns = [index for index, name in enumerate(grid.header) if name != "seed"]
+    for parts, gap in ((3, " ("), (3, "\n("), (2, "\n(")):
+        table = _empty([grid.header[index].replace(" (", gap) for index in columns])
+        for row in grid.rows:
+            cells = [row[index] for index in columns]
+            values = [cell if isinstance(cell, tuple) else (cell,) for cell in cells[1:]]
+            lines = ["\n".join(filter(None, value[:parts])) for value in values]
+            table.add_row(Text(cells[0]), *(Text(line.replace(" (", gap)) for line in lines))
+        if Console(width=10_000).measure(table).maximum <= width:
+            break
+    return table
+
+
+def _empty(header: list[str]) -> RichTable:
     grid = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=True)
-    grid.add_column("encoding", no_wrap=True)
-    for ratio in table.ratios:
-        grid.add_column(table.heading(ratio), no_wrap=True)
+    for name in header:
+        grid.add_column(name, no_wrap=True)
+    return grid
+
+
+def _laid_out(table: Table, layout: Layout) -> RichTable:
+    grid = _empty(["encoding", *(table.heading(ratio) for ratio in table.ratios)])
     numbers = table.numbered_reasons()
     for line in table.lines:
         seeds = f" ({len(line.seeds)} seeds)" if len(line.seeds) > 1 else ""

@@ -32,7 +32,7 @@ IN_RANGE = (0.25, 0.5, 0.75)  # of the longest trained: measured beside what is 
 MOST_VALIDATED = 128  # examples in one validation
 
 
-def tested_lengths(ratios: list[float], longest: int) -> dict[float, int]:
+def problem_lengths(ratios: list[float], longest: int) -> dict[float, int]:
     """Problem lengths by ratio to the longest trained; raises UserError for what contradicts."""
     lengths = {ratio: round(ratio * longest) for ratio in ratios}
     for ratio, length in lengths.items():
@@ -87,7 +87,7 @@ class TaskPlan:
 def plan_task(dataset: TaskDataset, context: int, config: EvalConfig) -> TaskPlan:
     """Lengths and examples for one task. Raises UserError for settings that contradict."""
     longest = dataset.config.longest(context)
-    lengths = tested_lengths(config.ratios, longest)
+    lengths = problem_lengths(config.ratios, longest)
     most = dataset.config.limit
     examples = {
         length: dataset.examples("test", length, config.examples)

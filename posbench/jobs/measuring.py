@@ -300,14 +300,14 @@ class Measurement:
         return measured
 
     def _one_task(self, candidate: Candidate, run: Run, heard: Heard) -> Evaluation:
-        from posbench.task_evaluation import evaluate_task, task_rows, tested_lengths
+        from posbench.task_evaluation import evaluate_task, problem_lengths, task_rows
 
         config = self.settings.eval
         row = replace(self._row(run), train_length=longest_example(run))
         if candidate.skipped or candidate.refused:
             row.status = Status.skipped if candidate.skipped else Status.unsupported
             row.reason = candidate.skipped or candidate.refused
-            lengths = tested_lengths(config.ratios, row.train_length)
+            lengths = problem_lengths(config.ratios, row.train_length)
             runs = [] if candidate.skipped else [self._record(run)]
             return Evaluation(rows=task_rows(row, lengths), runs=runs)
         plan = self._task_plan(run)

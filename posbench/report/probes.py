@@ -12,9 +12,9 @@ from posbench.report.lines import NOT_MEASURED, Subject, labels_of, subjects_of,
 from posbench.results import Evaluation, Row, Status
 
 TITLES = {
-    "exact_match": "Exact match by length",
-    "token_accuracy": "Token accuracy by length",
-    "induction_gain": "Induction: nats per token gained on a repeat",
+    "exact_match": "Exact match",
+    "token_accuracy": "Token accuracy",
+    "induction_gain": "Nats per token gained on a repeat (induction)",
 }
 ABOUT = {
     "exact_match": (
@@ -56,20 +56,21 @@ def probe_grids(evaluation: Evaluation) -> list[Grid]:
 
 
 def probe_answer(evaluation: Evaluation) -> list[str]:
-    """One sentence for each task: its exact match at the longest length measured."""
+    """One sentence for each task, and one for the gain from a repeat, at the longest length."""
     said = []
     for grid in probe_grids(evaluation):
-        if grid.title.startswith(TITLES["exact_match"]):
-            task = grid.title.partition(", ")[2]
+        if not grid.title.startswith(TITLES["token_accuracy"]):
             values = [f"{row[0]} {row[-1][0]}" for row in grid.rows]
-            said.append(f"{task}: exact match at {grid.header[-1]}: {', '.join(values)}.")
+            said.append(f"{grid.title}, at {grid.header[-1]}: {', '.join(values)}.")
     return said
 
 
 def probe_title(evaluation: Evaluation) -> str:
-    """The heading of a report that holds no perplexity."""
-    tasks = list(dict.fromkeys(str(run["task"]) for run in evaluation.runs if "task" in run))
-    return f"Length extrapolation on {', '.join(tasks)}" if tasks else ""
+    """The heading of a report that holds no perplexity; "" if there is nothing at all."""
+    tasks = [str(run["task"]) for run in evaluation.runs if "task" in run]
+    probes = [row.protocol for row in evaluation.rows if row.metric in TITLES]
+    names = list(dict.fromkeys(tasks or probes))
+    return f"Length extrapolation on {', '.join(names)}" if names else ""
 
 
 def _grid(key: Key, rows: list[Row], evaluation: Evaluation) -> Grid:
@@ -89,7 +90,7 @@ def _grid(key: Key, rows: list[Row], evaluation: Evaluation) -> Grid:
         lines.append([labels[subject], ", ".join(str(seed) for seed in seeds), *shown])
     chance = _chance(key, rows, evaluation, ratios)
     return Grid(
-        TITLES[metric] + (f", {task}" if task else ""),
+        TITLES[metric] + (f" by length, {task}" if task else ""),
         ["encoding", "seed", *(_heading(ratio, rows) for ratio in ratios)],
         [*lines, *([["chance", "", *chance]] if chance else [])],
         ABOUT[metric],

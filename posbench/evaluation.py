@@ -122,7 +122,7 @@ def planned_tokens(plan: Plan, config: EvalConfig) -> int:
         Protocol.controlled: len(plan.anchors) * sum(lengths),
         Protocol.nonoverlap: len(plan.spans) * plan.longest * len(lengths),
         Protocol.position: len(plan.spans) * max(lengths),
-        Protocol.induction: SEQUENCES * sum(lengths),
+        Protocol.induction: SEQUENCES * sum(2 * (length // 2) - 1 for length in lengths),
     }
     if Protocol.nonoverlap in config.protocols and max(lengths) == plan.longest:
         cost[Protocol.position] = 0  # the same pass

@@ -641,6 +641,14 @@ def test_extensions_apply_to_tasks(trained: Path) -> None:
         assert (row.nll == other.nll) is (row.ratio <= 1)
 
 
+def test_tuning_works_on_text_alone(trained: Path) -> None:
+    from posbench.config.extensions import PiConfig
+
+    chosen = EvalSettings(eval=few(), extension=PiConfig(finetune_steps=5))
+    with pytest.raises(UserError, match=r"extension.finetune_steps works on text"):
+        evaluate(trained / "rope", chosen)
+
+
 class Killed(BaseException):
     """Ends a run at once."""
 

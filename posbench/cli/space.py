@@ -54,13 +54,14 @@ APPS = {
                 "posbench train encoding=rope encoding.theta=500000 train.steps=2000",
                 "posbench train -m encoding=rope,alibi seed=0,1,2",
                 "posbench train data=text data.path=book.txt",
+                "posbench train -m data=copy encoding=rope,alibi context=32",
                 "posbench train experiment=quickstart",
                 "posbench train resume=outputs/train/20261130-061502-1f3a-rope",
             ),
         ),
         App(
             "eval-extrapolate",
-            "measure perplexity at 1x, 2x, 4x the training length",
+            "measure perplexity, or the task trained on, at 1x, 2x, 4x the training length",
             config.EvalSettings,
             ("extension",),
             (

@@ -204,7 +204,8 @@ class EvalConfig:
 
     ratios: list[float] = setting([1.0, 2.0, 4.0], "lengths, in multiples of the training context")
     protocols: list[Protocol] = setting(
-        [Protocol.controlled, Protocol.nonoverlap, Protocol.position], "what to measure"
+        [Protocol.controlled, Protocol.nonoverlap, Protocol.position],
+        "what to measure; a run on a task is measured by its task",
     )
     max_targets: int | None = setting(
         None, "target tokens of `controlled`; null: 16384 on a CPU, 131072 on CUDA", low=1

@@ -582,9 +582,9 @@ def test_greedy_decoding_agrees_where_the_model_errs(trained: Path) -> None:
 
 
 def test_a_task_goes_through_both_commands(trained: Path, tmp_path: Path) -> None:
-    found = evaluate(trained, EvalSettings(eval=few()), tmp_path / "out")
+    found = evaluate(trained, EvalSettings(eval=few(ratios=[1.0, 2.0, 4.0, 8.0])), tmp_path / "out")
     assert {row.protocol for row in found.rows} == {"task"}
-    assert len(found.rows) == len(RUNS) * 2 * 6
+    assert len(found.rows) == len(RUNS) * 2 * 7
     by_length: dict[int, set[str]] = {}
     for row in found.rows:
         reads = SORT.tokens(row.eval_length) - 1
@@ -595,7 +595,7 @@ def test_a_task_goes_through_both_commands(trained: Path, tmp_path: Path) -> Non
         if not beyond:
             by_length.setdefault(row.eval_length, set()).add(row.targets_sha256)
     assert {length: len(hashes) for length, hashes in by_length.items()} == dict.fromkeys(
-        (1, 2, 3, 4, 8, 16), 1
+        (1, 2, 3, 4, 8, 16, 32), 1
     )
     report = (tmp_path / "out" / "report.md").read_text()
     assert "## Exact match by length, sort" in report
@@ -605,8 +605,9 @@ def test_a_task_goes_through_both_commands(trained: Path, tmp_path: Path) -> Non
     text = terminal_table(found, 80)
     assert "Exact match by length, sort" in text
     assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
     drawn = points(tmp_path / "out" / "tb" / "rope-seed0", "by_length/exact_match")
-    assert [step for step, _ in drawn] == [1, 2, 3, 4, 8, 16]
+    assert [step for step, _ in drawn] == [1, 2, 3, 4, 8, 16, 32]
     record = found.runs[0]
     assert record["task"] == "sort"
     assert record["protocol"]["token_chance"] == 0.25
@@ -784,6 +785,18 @@ def test_a_perfect_reader_gains_the_entropy_and_one_that_does_not_look_gains_not
     blind = probe(Flat(50), 64)
     assert blind.value == pytest.approx(0, abs=1e-6)
     assert blind.nll == pytest.approx(math.log(50), rel=1e-6)
+
+
+def test_the_same_tokens_are_compared() -> None:
+    """A model that knows nothing but how likely each token is gains nothing, to the last bit."""
+
+    class Frequencies(Flat):
+        def forward(self, tokens: Tensor, last: int) -> Tensor:
+            return torch.linspace(-3, 3, self.vocabulary).expand(*tokens.shape, -1)[:, -last:]
+
+    row = probe(Frequencies(50), 64)
+    assert row.value == 0
+    assert row.ci_lo == row.ci_hi == 0
 
 
 def test_a_reader_of_another_distance_gains_nothing() -> None:

@@ -122,15 +122,16 @@ def _fitting(table: Table, width: int) -> tuple[Layout, RichTable]:
 
 
 def _probe(grid: Grid, width: int) -> RichTable:
-    """A table of cells (value, beside, below); stacked, and then without spreads, if too wide."""
+    """A table of cells (value, beside, below), from the roomiest to the tightest that fits."""
     columns = [index for index, name in enumerate(grid.header) if name != "seed"]
-    for parts, gap in ((3, " ("), (3, "\n("), (2, "\n(")):
-        table = _empty([grid.header[index].replace(" (", gap) for index in columns])
+    # Parts of a cell that are shown, and where its words may be set below each other.
+    for parts, gap, line_end in ((3, "", ""), (3, " (", "\n("), (2, " (", "\n("), (2, " ", "\n")):
+        table = _empty([grid.header[index].replace(gap, line_end) for index in columns])
         for row in grid.rows:
             cells = [row[index] for index in columns]
             values = [cell if isinstance(cell, tuple) else (cell,) for cell in cells[1:]]
             lines = ["\n".join(filter(None, value[:parts])) for value in values]
-            table.add_row(Text(cells[0]), *(Text(line.replace(" (", gap)) for line in lines))
+            table.add_row(Text(cells[0]), *(Text(line.replace(gap, line_end)) for line in lines))
         if Console(width=10_000).measure(table).maximum <= width:
             break
     return table

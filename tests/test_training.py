@@ -360,10 +360,10 @@ def test_out_of_memory_names_a_smaller_micro_batch(
     trainer = Trainer(settings, dataset, CPU)
     original = trainer._forward
 
-    def hungry(rows: Tensor) -> Tensor:
+    def hungry(rows: Tensor, positions: Tensor | None) -> Tensor:
         if len(rows) > (advised or 0):
             raise error
-        return original(rows)
+        return original(rows, positions)
 
     trainer._forward = hungry  # type: ignore[assignment]
     with pytest.raises(OutOfMemoryError) as caught:
@@ -390,7 +390,7 @@ def test_memory_that_runs_out_in_the_optimizer_is_told_too(
 
 
 def test_a_defect_is_not_taken_for_a_lack_of_memory(corpus: Path, dataset: Dataset) -> None:
-    def broken(rows: Tensor) -> Tensor:
+    def broken(rows: Tensor, positions: Tensor | None) -> Tensor:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     trainer = Trainer(tiny.small(corpus), dataset, CPU)
@@ -469,9 +469,9 @@ def test_a_compiled_run_saves_the_names_of_the_plain_model(
             super().__init__()
             self._orig_mod = model
 
-        def forward(self, rows: Tensor) -> Any:
+        def forward(self, rows: Tensor, positions: Tensor | None) -> Any:
             calls.append(len(rows))
-            return self._orig_mod(rows)
+            return self._orig_mod(rows, positions)
 
     monkeypatch.setattr(torch, "compile", Wrapper)
     settings = tiny.small(corpus, compile=Switch.on)

@@ -16,7 +16,7 @@ Where flex cannot run (heads of fewer than 16 channels, no compiler), CUDA takes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import cache, lru_cache
 from typing import Any
@@ -129,14 +129,34 @@ def dense(
     """Every form, by its definition, in chunks of query rows; scores are float32 or better."""
     batch, heads, length, _ = q.shape
     rows = rows or max(1, SCORES_PER_CHUNK // (batch * heads * length))
-    exact = precise(q.dtype)
-    keys, values = k.to(exact), v.to(exact)
+    values = v.to(precise(q.dtype))
     chunks = []
     for start in range(0, length, rows):
         stop = min(start + rows, length)
-        scores = _scores(q[:, :, start:stop].to(exact), keys[:, :, :stop], hooks, scale, start)
-        chunks.append(scores.softmax(dim=-1) @ values[:, :, :stop])
+        chunks.append(_weights(q, k, hooks, scale, start, stop) @ values[:, :, :stop])
     return torch.cat(chunks, dim=2).to(q.dtype)
+
+
+def weights(q: Tensor, k: Tensor, hooks: Hooks) -> Iterator[tuple[Tensor, Tensor]]:
+    """Attention weights as `dense` has them, in chunks: queries [R] and weights [B, H, R, S].
+
+    S is the number of keys up to the last of the queries. Not for `hooks.attend`.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, scale = _placed(q, k, hooks)
+        batch, heads, length, _ = q.shape
+        rows = max(1, SCORES_PER_CHUNK // (batch * heads * length))
+        for start in range(0, length, rows):
+            stop = min(start + rows, length)
+            queries = torch.arange(start, stop, device=q.device)
+            yield queries, _weights(q, k, hooks, scale, start, stop)
+
+
+def _weights(q: Tensor, k: Tensor, hooks: Hooks, scale: float, start: int, stop: int) -> Tensor:
+    """Softmax over the keys up to each query of start, ..., stop - 1."""
+    exact = precise(q.dtype)
+    queries, keys = q[:, :, start:stop].to(exact), k[:, :, :stop].to(exact)
+    return _scores(queries, keys, hooks, scale, start).softmax(dim=-1)
 
 
 def _scores(q: Tensor, k: Tensor, hooks: Hooks, scale: float, start: int) -> Tensor:

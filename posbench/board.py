@@ -188,7 +188,11 @@ def _write_sub_run(folder: Path, rows: list[Row], curves: list[PositionCurve]) -
     events = EventFile(folder)
     try:
         for row in rows:
-            if row.metric != "ppl" and row.status is Status.ok and row.value is not None:
+            if row.status is not Status.ok or row.value is None:
+                continue
+            if row.metric == "gain":
+                _write_gain(events, row)
+            elif row.metric in ("exact_match", "token_accuracy", "induction_gain"):
                 events.scalars(row.eval_length, {f"by_length/{row.metric}": row.value})
         rows = [row for row in rows if row.metric in ("ppl", "exact_match", "induction_gain")]
         at_1x = {row.protocol: row for row in rows if row.ratio == 1}
@@ -215,6 +219,13 @@ def _write_row(events: EventFile, row: Row, base: Row | None) -> None:
         if ratio is not None:
             events.scalars(round(100 * row.ratio), {"by_percent/ratio_vs_1x": ratio})
     events.scalars(row.eval_length, {tag: v for tag, v in points.items() if v is not None})
+
+
+def _write_gain(events: EventFile, row: Row) -> None:
+    points = {"gain_nats": row.value, "gain_ci_lo": row.ci_lo, "gain_ci_hi": row.ci_hi}
+    events.scalars(
+        row.eval_length, {f"by_length/{tag}": v for tag, v in points.items() if v is not None}
+    )
 
 
 def _statuses(rows: list[Row]) -> str:

@@ -35,6 +35,17 @@ class ExtensionCard:
     paper: str
 
 
+@dataclass(frozen=True)
+class ProtocolCard:
+    """One way to measure as `posbench list protocols --json` prints it."""
+
+    id: str
+    kind: str  # own: protocol v1; diagnostic; preset: follows published code
+    scores: str  # which tokens, with what before them
+    differs: str  # from `controlled`: what the number hides, or shows beside it
+    source: str
+
+
 # What a rule for inverse frequencies applies to.
 ROTARY = "rope, rope_partial, rope_p, rope_abf, rope_local_global, fope, xpos, pope"
 
@@ -603,5 +614,191 @@ EXTENSION_CARDS = (
         applies_to="alibi, alibi_learned",
         length_dependent="unless extension.factor is set",
         paper="Al-Khateeb et al. 2023, arXiv:2310.13017",
+    ),
+)
+
+PROTOCOL_CARDS = (
+    ProtocolCard(
+        id="controlled",
+        kind="own",
+        scores=(
+            "The same target tokens at every length. A window ends at the same token whatever its "
+            "length and lies inside one document; its last tokens are the targets."
+        ),
+        differs="Only how far back the model can look changes from column to column.",
+        source="protocol v1",
+    ),
+    ProtocolCard(
+        id="nonoverlap",
+        kind="own",
+        scores=(
+            "Spans of text, each inside one document, cut into blocks of the length; every token "
+            "of a block is scored."
+        ),
+        differs=(
+            "Includes the early-token effect: the first tokens of a block have little context, and "
+            "longer blocks have fewer of them, so this number can fall with length although "
+            "nothing beyond the training length is used."
+        ),
+        source="protocol v1",
+    ),
+    ProtocolCard(
+        id="sliding",
+        kind="own",
+        scores=(
+            "The spans of nonoverlap under windows that move on by a stride; each token is scored "
+            "once, the first window's all."
+        ),
+        differs=(
+            "A token that is not in the first window has at least the length less the stride "
+            "before it; at the longest length there is but the first window."
+        ),
+        source="protocol v1",
+    ),
+    ProtocolCard(
+        id="position",
+        kind="own",
+        scores=(
+            "One pass at the longest length; each loss is booked under its position in the window."
+        ),
+        differs=(
+            "The row of a length averages the positions below it, the early ones too; the curve "
+            "shows where the loss rises."
+        ),
+        source="protocol v1",
+    ),
+    ProtocolCard(
+        id="tail",
+        kind="own",
+        scores="The last positions of one window of the length at the start of each span.",
+        differs="Every length scores other tokens, so text and context change together.",
+        source="protocol v1",
+    ),
+    ProtocolCard(
+        id="shift",
+        kind="diagnostic",
+        scores="Windows of the training length at positions that begin further on.",
+        differs=(
+            "The largest change of any loss: rounding for an encoding of distances alone, a "
+            "finding for one of absolute positions, and no statement about longer text."
+        ),
+        source="protocol v1",
+    ),
+    ProtocolCard(
+        id="context_ablation",
+        kind="diagnostic",
+        scores=(
+            "The targets of controlled, with the tokens farther back than the training length "
+            "replaced by those of another document."
+        ),
+        differs="By how much the loss rises: what the far tokens themselves were worth.",
+        source="protocol v1",
+    ),
+    ProtocolCard(
+        id="longppl_self",
+        kind="diagnostic",
+        scores=(
+            "Of the targets of controlled, those whose loss a judging run lowers by more than 2 "
+            "nats, to less than 2, when it sees the longest context and not 1x."
+        ),
+        differs=(
+            "Only tokens that hang on far context; with no judge named, each run picks its own, "
+            "and two runs must not be compared."
+        ),
+        source="Fang et al. 2025 (LongPPL), arXiv:2410.23771",
+    ),
+    ProtocolCard(
+        id="attention",
+        kind="diagnostic",
+        scores="Attention weights of all queries in a few windows, layer by layer, head by head.",
+        differs="Where heads look, not what that is good for; attention.csv has each head.",
+        source="protocol v1",
+    ),
+    ProtocolCard(
+        id="induction",
+        kind="diagnostic",
+        scores="Random tokens, half of the length, and the same again.",
+        differs="By how much the loss falls at the repeat: use of what stands half a length back.",
+        source="Olsson et al. 2022, arXiv:2209.11895",
+    ),
+    ProtocolCard(
+        id="alibi_paper",
+        kind="preset",
+        scores="Every token of the text once, in blocks of the length.",
+        differs=(
+            "As nonoverlap: the early-token effect falls with length, which ALiBi's own appendix "
+            "B warns of. (The published code drops losses that are not finite; here they show.)"
+        ),
+        source="Press et al. 2022 (ALiBi), arXiv:2108.12409; their eval_lm.py",
+    ),
+    ProtocolCard(
+        id="stride1",
+        kind="preset",
+        scores="Every token from a window of its own, full from the first length on.",
+        differs=(
+            "No early-token effect but in the first window; an eighth of the targets, because each "
+            "costs a whole window."
+        ),
+        source="Press et al. 2022 (ALiBi), appendix B; --context-window in their code",
+    ),
+    ProtocolCard(
+        id="yarn_truncate",
+        kind="preset",
+        scores="The first tokens of each document, as many as the length, in one window.",
+        differs=(
+            "A cumulative mean: each length averages all that came before, so a cliff at the end "
+            "hardly shows. Beginnings of documents read unlike the rest of them."
+        ),
+        source="Peng et al. 2023 (YaRN), arXiv:2309.00071; eval/perplexity.py with --truncate",
+    ),
+    ProtocolCard(
+        id="yarn_sliding",
+        kind="preset",
+        scores="Every token once under windows at a stride of 256.",
+        differs=(
+            "Window means are averaged without weights: the first window, with its early tokens, "
+            "counts as much as one with a stride of tokens."
+        ),
+        source="Peng et al. 2023 (YaRN), arXiv:2309.00071; eval/perplexity.py",
+    ),
+    ProtocolCard(
+        id="hf_stride",
+        kind="preset",
+        scores="Every token once under windows at a stride of half their length.",
+        differs=(
+            "A target has half the length before it or more; each window weighs one label less "
+            "than it scores."
+        ),
+        source="transformers documentation, perplexity.md",
+    ),
+    ProtocolCard(
+        id="lm_eval_rolling",
+        kind="preset",
+        scores="Every token once, in disjoint windows; the last one reaches back to full length.",
+        differs=(
+            "As nonoverlap, but for the last window of a text, whose tokens have more context "
+            "than a block of their own would give them."
+        ),
+        source="lm-evaluation-harness, get_rolling_token_windows",
+    ),
+    ProtocolCard(
+        id="last256",
+        kind="preset",
+        scores="The last 256 positions of one window in each text.",
+        differs=(
+            "Every length scores other tokens, deeper in the text; at 256 or less, half of the "
+            "context."
+        ),
+        source="Zheng et al. 2024 (DAPE), arXiv:2405.14722; eval_last in their code",
+    ),
+    ProtocolCard(
+        id="llama_cpp",
+        kind="preset",
+        scores="The second half of each whole chunk of the length.",
+        differs=(
+            "No target has less than half of the length before it, and half of the text is never "
+            "scored; other tokens at every length."
+        ),
+        source="llama.cpp, llama-perplexity",
     ),
 )

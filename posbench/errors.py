@@ -69,3 +69,9 @@ class SweepFailedError(PosbenchError):
 
 class UnsupportedError(Exception):
     """An encoding cannot do what was asked (a length, an extension); a status of a cell."""
+
+
+class SelftestFailedError(PosbenchError):
+    """The evaluator gives another number than it must on a model whose losses are known."""
+
+    code = Exit.FAILED

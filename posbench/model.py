@@ -39,12 +39,17 @@ class Attention(nn.Module):
         self.k_norm = _norm(config.norm, config.head_size) if config.qk_norm else nn.Identity()
         self.kernel: Kernel | None = None  # None: the fastest exact one; tests set the oracle's
 
-    def forward(self, x: Tensor, encoding: Encoding, positions: Tensor, layer: int) -> Tensor:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, H, T, D], before the encoding acts on them."""
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
+        return self.q_norm(q), self.k_norm(k), v
+
+    def forward(self, x: Tensor, encoding: Encoding, positions: Tensor, layer: int) -> Tensor:
+        B, T, C = x.shape
         hooks = encoding.hooks(x, positions, layer)
-        mixed = attend(self.q_norm(q), self.k_norm(k), v, hooks, self.kernel)
+        mixed = attend(*self.project(x), hooks, self.kernel)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(B, T, C))
         return out
 

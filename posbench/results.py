@@ -99,6 +99,25 @@ class DocumentLoss:
 
 
 @dataclass
+class HeadAttention:
+    """Where one head looks, on average over queries; see `diagnostics.attention`."""
+
+    run_id: str
+    encoding: str
+    extension: str
+    variant: str
+    seed: int
+    train_length: int
+    eval_length: int
+    layer: int
+    head: int
+    entropy: float  # over ln(i + 1), that of even weights on i + 1 keys
+    mean_distance: float  # tokens
+    mass_beyond: float  # weight on distances of the training length or more
+    mass_on_first: float
+
+
+@dataclass
 class Evaluation:
     """Everything one `eval-extrapolate` measured.
 
@@ -116,6 +135,7 @@ class Evaluation:
     documents: list[DocumentLoss] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
+    attention: list[HeadAttention] = field(default_factory=list)
 
     def merged(self, other: Evaluation) -> Evaluation:
         """Both evaluations as one; a run that both hold is listed once, with all adaptations."""
@@ -130,6 +150,7 @@ class Evaluation:
             curves=self.curves + other.curves,
             documents=self.documents + other.documents,
             runs=list(runs.values()),
+            attention=self.attention + other.attention,
             provenance=self.provenance
             | other.provenance
             | {"evaluations": [*_evaluations(self), *_evaluations(other)]},
@@ -142,7 +163,7 @@ def _evaluations(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def write_results(evaluation: Evaluation, folder: Path) -> None:
-    """Write results.csv, results.json, position.csv and per_doc.csv into `folder`."""
+    """Write results.csv, position.csv, per_doc.csv, attention.csv and results.json."""
     rows = [dataclasses.asdict(row) for row in evaluation.rows]
     write_text(folder / "results.csv", _csv(COLUMNS, [[row[c] for c in COLUMNS] for row in rows]))
     heads = ("run_id", "encoding", "extension", "variant", "seed", "train_length", "eval_length")
@@ -154,8 +175,9 @@ def write_results(evaluation: Evaluation, folder: Path) -> None:
     buckets = ("bucket_lo", "bucket_hi", "nll", "sd", "n")
     write_text(folder / "position.csv", _csv(heads + buckets, curves))
     documents = [list(dataclasses.astuple(each)) for each in evaluation.documents]
-    names = tuple(item.name for item in dataclasses.fields(DocumentLoss))
-    write_text(folder / "per_doc.csv", _csv(names, documents))
+    write_text(folder / "per_doc.csv", _csv(_fields(DocumentLoss), documents))
+    heads_seen = [list(dataclasses.astuple(each)) for each in evaluation.attention]
+    write_text(folder / "attention.csv", _csv(_fields(HeadAttention), heads_seen))
     write_json(
         folder / "results.json",
         {
@@ -165,6 +187,7 @@ def write_results(evaluation: Evaluation, folder: Path) -> None:
             "rows": strict(rows),
             "curves": strict([dataclasses.asdict(curve) for curve in evaluation.curves]),
             "documents": strict([dataclasses.asdict(each) for each in evaluation.documents]),
+            "attention": strict([dataclasses.asdict(each) for each in evaluation.attention]),
         },
     )
 
@@ -180,8 +203,13 @@ def read_results(folder: Path) -> Evaluation:
     rows = [Row(**_numbers(row) | {"status": Status(row["status"])}) for row in saved["rows"]]
     curves = [PositionCurve(**_numbers(curve)) for curve in saved["curves"]]
     documents = [DocumentLoss(**_numbers(each)) for each in saved["documents"]]
+    heads = [HeadAttention(**_numbers(each)) for each in saved.get("attention", [])]
     runs = [_numbers(run) for run in saved["runs"]]
-    return Evaluation(rows, curves, documents, runs, saved["provenance"])
+    return Evaluation(rows, curves, documents, runs, saved["provenance"], heads)
+
+
+def _fields(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(item.name for item in dataclasses.fields(kind))
 
 
 def _csv(header: tuple[str, ...], rows: list[list[Any]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from posbench.config import (
@@ -51,6 +52,7 @@ def check(settings: Settings) -> None:
         _check_search(settings)
         if not settings.eval.protocols:
             raise UserError("eval.protocols is empty; give at least one, such as [controlled].")
+        _check_twice("eval.protocols", [str(each) for each in settings.eval.protocols])
         if settings.eval.temperature is Temperature.ssmax:
             raise UserError(
                 "eval.temperature=ssmax has weights that only training can give; train with "
@@ -140,8 +142,13 @@ def _check_ratios(key: str, ratios: list[float]) -> None:
     for ratio in ratios:
         if not 0 < ratio < float("inf"):
             raise UserError(f"{key} holds {ratio}; a ratio must be greater than 0.")
-    if len(set(ratios)) < len(ratios):
-        raise UserError(f"{key}={ratios} names a length twice.")
+    _check_twice(key, ratios)
+
+
+def _check_twice(key: str, values: Sequence[object]) -> None:
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise UserError(f"{key} holds {value} twice; once is enough.")
 
 
 def _check_shape(settings: TrainSettings | InspectSettings) -> None:

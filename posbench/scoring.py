@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,13 @@ Losses = npt.NDArray[np.float64]
 Scored = Callable[[int], None]
 
 
+class Foreign(NamedTuple):
+    """The first `tokens` of window n become those of the window that ends at `ends[n]`."""
+
+    ends: npt.NDArray[np.int64]  # [N]
+    tokens: int
+
+
 def window_losses(
     model: nn.Module,
     tokens: npt.NDArray[np.unsignedinteger],
@@ -26,17 +34,25 @@ def window_losses(
     runtime: Runtime,
     batch_tokens: int,
     scored: Scored = lambda _: None,
+    *,
+    offset: int = 0,
+    foreign: Foreign | None = None,
 ) -> Losses:
     """Nats of the last `last` targets of each window, float64 [N, last].
 
-    Window n reads tokens [end - length, end) at positions 0, 1, ... and predicts the tokens one
-    further on, up to and including `ends[n]`. Logits are float32. A batch that does not fit is
-    halved, down to one window; then OutOfMemoryError. `scored(tokens)` hears of each batch.
+    Window n reads tokens [end - length, end) at positions `offset`, `offset` + 1, ... and predicts
+    the tokens one further on, up to and including `ends[n]`; `foreign` replaces the first of the
+    tokens it reads. Logits are float32. A batch that does not fit is halved, down to one window;
+    then OutOfMemoryError. `scored(tokens)` hears of each batch.
     """
     out = np.empty((len(ends), last), dtype=np.float64)
 
     def score(rows: slice) -> None:
-        out[rows] = _batch(model, tokens, ends[rows], length, last, runtime)
+        places = ends[rows, None] + np.arange(-length, 1)
+        if foreign is not None:
+            donors = foreign.ends[rows, None] - length
+            places[:, : foreign.tokens] = donors + np.arange(foreign.tokens)
+        out[rows] = _batch(model, tokens[places], offset, last, runtime)
 
     _in_batches(model, len(ends), length, batch_tokens, scored, score)
     return out
@@ -103,17 +119,18 @@ def _in_batches(
 @torch.inference_mode()
 def _batch(
     model: nn.Module,
-    tokens: npt.NDArray[np.unsignedinteger],
-    ends: npt.NDArray[np.int64],
-    length: int,
+    windows: npt.NDArray[np.unsignedinteger],
+    offset: int,
     last: int,
     runtime: Runtime,
 ) -> Losses:
-    places = ends[:, None] + np.arange(-length, 1)
-    windows = torch.from_numpy(tokens[places].astype(np.int64)).to(runtime.device)
-    inputs, targets = windows[:, :-1], windows[:, 1:]
+    read = torch.from_numpy(windows.astype(np.int64)).to(runtime.device)
+    inputs, targets = read[:, :-1], read[:, 1:]
+    positions = None  # 0, 1, ...
+    if offset:
+        positions = torch.arange(offset, offset + inputs.shape[1], device=runtime.device)
     with runtime.autocast():
-        logits = model(inputs, last=last)
+        logits = model(inputs, positions, last=last)
     losses: Losses = token_losses(logits, targets[:, -last:]).double().cpu().numpy()
     return losses
 

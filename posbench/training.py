@@ -254,16 +254,15 @@ def validation_losses(
     lengths = {ratio: length for ratio, length in lengths.items() if length <= longest}
     if not lengths:
         return {}
-    chosen = anchors(
-        dataset.validation, max(lengths.values()), size, settings.train.validate_targets
-    )
+    most = settings.train.validate_targets
+    chosen = anchors(dataset.validation, max(lengths.values()), size, most)
     losses = {}
     for ratio, length in lengths.items():
         if (model.encoding.max_length or length) < length:
             continue
         try:
             nats = window_losses(
-                model, dataset.validation.tokens, chosen.ends, length, size, runtime, 8192
+                model, dataset.validation.tokens, chosen, length, size, runtime, 8192
             )
         except UnsupportedError:
             continue

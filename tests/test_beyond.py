@@ -173,7 +173,8 @@ def measured(
 
 
 def cells(evaluation: Evaluation) -> dict[tuple[str, str, int], Row]:
-    return {(r.encoding, r.protocol, r.eval_length): r for r in evaluation.rows}
+    rows = [row for row in evaluation.rows if row.metric == "ppl"]
+    return {(row.encoding, row.protocol, row.eval_length): row for row in rows}
 
 
 def test_one_trained_run_is_evaluated_under_each_variant(runs: list[Path], tmp_path: Path) -> None:

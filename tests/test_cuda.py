@@ -194,7 +194,7 @@ def test_an_evaluation_on_a_gpu_is_that_of_a_cpu(
     for length in (16, 32, 64):
         found, expected = (
             window_losses(
-                each.model, dataset.validation.tokens, places.ends, length, 8, each.runtime, 700
+                each.model, dataset.validation.tokens, places, length, 8, each.runtime, 700
             )
             for each in (tested, plain)
         )

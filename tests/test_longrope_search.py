@@ -29,7 +29,7 @@ from posbench.rules import check, check_extension
 from posbench.runs import Run, load_run
 from posbench.runtime import Runtime
 from posbench.scoring import window_losses
-from posbench.targets import anchors
+from posbench.targets import anchors, digest, targets_at
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
 PAIRS, LONGEST = 8, 4 * tiny.CONTEXT
@@ -209,7 +209,8 @@ def test_only_validation_documents_are_read(runs: dict[str, Path]) -> None:
     search = found_by(run, kept)
     places = anchors(dataset.validation, LONGEST, tiny.CONTEXT // 2, 4096)
     assert search["targets"] == len(places) * tiny.CONTEXT // 2 > 0
-    assert search["targets_sha256"] == places.sha256
+    wanted = digest(dataset.validation, targets_at(places, tiny.CONTEXT // 2))
+    assert search["targets_sha256"] == wanted
     assert search["length"] == LONGEST
     reversed_text = dataclasses.replace(
         dataset.validation, tokens=dataset.validation.tokens[::-1].copy()
@@ -255,7 +256,7 @@ def test_the_losses_are_those_of_the_extension(runs: dict[str, Path]) -> None:
     ):
         model = run.model()
         model.encoding.extend(LongropeConfig(factors=factors))
-        losses = window_losses(model, split.tokens, places.ends, LONGEST, size, CPU, 8192)
+        losses = window_losses(model, split.tokens, places, LONGEST, size, CPU, 8192)
         assert losses.mean() == expected
     assert search["nll"] <= min(search["start_nll"].values())
 

@@ -157,6 +157,8 @@ def test_no_steps_are_exactly_the_untuned_model(runs: dict[str, Path]) -> None:
     assert "adaptations" not in none.runs[0]
     some = measured([runs["rope"]], PiConfig(finetune_steps=1))
     for before, after in zip(plain.rows, some.rows, strict=True):
+        if before.nll is None:
+            continue  # derived
         assert before.nll != after.nll
 
 
@@ -399,7 +401,8 @@ def test_a_table_that_ends_is_tuned_as_a_variant(runs: dict[str, Path]) -> None:
     assert statuses(evaluation) == {Status.ok}
     assert {row.variant for row in evaluation.rows} == {"beyond=interpolate finetune_steps=2"}
     untuned = measured([runs["learned"]], NoExtensionConfig(), beyond=Beyond.interpolate)
-    assert {row.nll for row in untuned.rows}.isdisjoint(row.nll for row in evaluation.rows)
+    losses = [{row.nll for row in each.rows if row.nll} for each in (untuned, evaluation)]
+    assert losses[0].isdisjoint(losses[1])
 
 
 @pytest.mark.parametrize("encoding", ["alibi", "rope"])

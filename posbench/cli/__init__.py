@@ -51,6 +51,12 @@ def _check_encoding(words: list[str]) -> None:
     check_encoding(words)
 
 
+def _selftest(words: list[str]) -> None:
+    from posbench.cli.plain import selftest
+
+    selftest(words)
+
+
 def _completion(words: list[str]) -> None:
     from posbench.cli.completion import run_completion
 
@@ -64,11 +70,12 @@ COMMANDS: dict[str, tuple[str, Command]] = {
         partial(_settings_command, "eval-extrapolate"),
     ),
     "inspect": ("show an encoding's numbers", partial(_settings_command, "inspect")),
-    "list": ("what there is: encodings, extensions, models, data, experiments", _list),
+    "list": ("what there is: encodings, extensions, protocols, models, data", _list),
     "sample": ("let a trained model write", _sample),
     "report": ("write the report of an evaluation again", _report),
     "new-encoding": ("write an encoding of your own to start from", _new_encoding),
     "check-encoding": ("measure every promise on an encoding of your own", _check_encoding),
+    "selftest": ("check the evaluator here on models whose losses are known", _selftest),
     "completion": ("print a completion script for bash, zsh or fish", _completion),
 }
 

@@ -42,7 +42,7 @@ REFUSED = {
 }
 
 # Settings whose value is a path: typed as it is, whatever characters it has.
-PATH_KEYS = ("data.path", "runs", "plot")
+PATH_KEYS = ("data.path", "runs", "plot", "eval.reference")
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # never swept over
 
 

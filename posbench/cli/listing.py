@@ -16,7 +16,8 @@ from posbench.errors import UserError
 
 HELP = """posbench list WHAT [--json] [plugins=FILE]: what there is to choose from.
 
-  WHAT           one of encodings, extensions, models, data, tokenizers, experiments
+  WHAT           one of encodings, extensions, protocols, models, data, tokenizers,
+                 experiments
   --json         a JSON array of objects, for programs
   plugins=FILE   encodings of your own too: mine.py, or [a.py,b.py]"""
 
@@ -38,6 +39,10 @@ def _card(plugin: plugins.Plugin) -> catalog.EncodingCard:
 
 def _extensions() -> list[Row]:
     return [dataclasses.asdict(card) for card in catalog.EXTENSION_CARDS]
+
+
+def _protocols() -> list[Row]:
+    return [dataclasses.asdict(card) for card in catalog.PROTOCOL_CARDS]
 
 
 def _models() -> list[Row]:
@@ -65,6 +70,7 @@ LISTS: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
         ("id", "max_length", "extrapolation_claim", "summary"),
     ),
     "extensions": (_extensions, ("id", "formula", "applies_to", "summary")),
+    "protocols": (_protocols, ("id", "kind", "scores", "source")),
     "models": (_models, ("id", "layers", "width", "heads", "block_weights", "summary")),
     "data": (_group("data"), ("id", "summary")),
     "tokenizers": (_group("tokenizer"), ("id", "summary")),

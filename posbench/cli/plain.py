@@ -23,6 +23,11 @@ SAMPLE_HELP = """posbench sample RUN [key=value ...]: let a trained model write.
 
   posbench sample outputs/train/20261130-061502-1f3a-rope prompt="def main(" tokens=100"""
 
+SELFTEST_HELP = """posbench selftest: check the evaluator here on models whose losses are known.
+
+Each line names a model, a protocol, the number expected and the number measured on this machine
+and device. Exit code 0 if all agree, 1 if any does not."""
+
 REPORT_HELP = """posbench report PATH...: write report.md, report.html and curves.png again.
 
   PATH              folder of an evaluation, one that holds results.json
@@ -98,3 +103,15 @@ def report(words: list[str]) -> None:
     from posbench.report import run_report
 
     run_report([Path(place) for place in places])
+
+
+def selftest(words: list[str]) -> None:
+    """`posbench selftest`."""
+    if "--help" in words or "-h" in words:
+        print(SELFTEST_HELP)
+        return
+    if words:
+        raise UserError(f"posbench selftest takes nothing, not {words[0]!r}.")
+    from posbench.jobs.selftest import run_selftest
+
+    run_selftest()

@@ -63,13 +63,14 @@ APPS = {
             "eval-extrapolate",
             "measure perplexity, or the task trained on, at 1x, 2x, 4x the training length",
             config.EvalSettings,
-            ("extension",),
+            ("eval", "extension"),
             (
                 "posbench eval-extrapolate",
                 "posbench eval-extrapolate runs=outputs/train/20261130-061502-1f3a-rope",
                 "posbench eval-extrapolate -m extension=none,ntk,yarn",
                 "posbench eval-extrapolate -m extension=none,pi extension.finetune_steps=0,200",
-                "posbench eval-extrapolate eval.ratios=[1,2,4,8]",
+                "posbench eval-extrapolate eval.ratios=[0.5,1,2,4,8,16]",
+                "posbench eval-extrapolate eval=all",
             ),
         ),
         App(
@@ -144,7 +145,11 @@ def _options(
 
 
 # Options beside those of the name tables, in the order that people look for them.
-_EXTRA = {"model": ("tiny", "small", "base", "medium"), "encoding": tuple(PRESETS)}
+_EXTRA = {
+    "model": ("tiny", "small", "base", "medium"),
+    "encoding": tuple(PRESETS),
+    "eval": ("v1", "all", "diagnostics"),
+}
 
 
 def _option(group: str, path: Path, known: dict[str, Option]) -> Option:

@@ -54,10 +54,28 @@ class Schedule(StrEnum):
 
 
 class Protocol(StrEnum):
+    """What can be measured: protocol v1, its diagnostics, and presets that follow others' code."""
+
     controlled = "controlled"
     nonoverlap = "nonoverlap"
+    sliding = "sliding"
     position = "position"
+    tail = "tail"
+
+    shift = "shift"
+    context_ablation = "context_ablation"
+    longppl_self = "longppl_self"
+    attention = "attention"
     induction = "induction"
+
+    alibi_paper = "alibi_paper"
+    stride1 = "stride1"
+    yarn_truncate = "yarn_truncate"
+    yarn_sliding = "yarn_sliding"
+    hf_stride = "hf_stride"
+    lm_eval_rolling = "lm_eval_rolling"
+    last256 = "last256"
+    llama_cpp = "llama_cpp"
 
 
 class Beyond(StrEnum):
@@ -208,13 +226,28 @@ class EvalConfig:
         "what to measure; a run on a task is measured by its task",
     )
     max_targets: int | None = setting(
-        None, "target tokens of `controlled`; null: 16384 on a CPU, 131072 on CUDA", low=1
+        None, "target tokens of each protocol, at most; null: 16384 on a CPU, 131072 on CUDA", low=1
     )
     anchor_targets: int | None = setting(
         None, "targets at the end of each window (K); null: min(256, context / 2)", low=1
     )
     span_tokens: int | None = setting(
-        None, "tokens read by `nonoverlap` and `position`; null: four times max_targets", low=1
+        None, "target tokens of `nonoverlap` and `sliding`; null: as max_targets", low=1
+    )
+    stride: int | None = setting(
+        None, "tokens that a window of `sliding` moves on; null: a quarter of the context", low=1
+    )
+    tolerance: float = setting(
+        0.05, "how far above 1x perplexity may lie within the effective length, as a share", 0.0
+    )
+    cliff: float = setting(
+        0.5, "nats above the least loss within the context that make a cliff", low=0.0
+    )
+    ablate_beyond: int | None = setting(
+        None, "`context_ablation` replaces what lies farther back; null: the context", low=1
+    )
+    reference: str | None = setting(
+        None, "the run that judges the key tokens of `longppl_self`; null: each its own"
     )
     batch_tokens: int = setting(8192, "tokens per forward pass; never changes a number", low=1)
     beyond: Beyond = setting(

@@ -28,7 +28,7 @@ from posbench.runs import Run
 from posbench.runtime import Runtime
 from posbench.saved import to_dict
 from posbench.scoring import window_losses
-from posbench.targets import anchors
+from posbench.targets import anchors, digest, targets_at
 from posbench.training import Trainer
 
 SEARCH_TARGETS = 4096  # validation tokens scored by one trial
@@ -167,7 +167,7 @@ def _search(
         losses = window_losses(
             model,
             validation.tokens,
-            places.ends,
+            places,
             length,
             size,
             runtime,
@@ -185,7 +185,7 @@ def _search(
         "factor": s,
         "length": length,
         "targets": len(places) * size,
-        "targets_sha256": places.sha256,
+        "targets_sha256": digest(validation, targets_at(places, size)),
         "tokens": tokens,
         "seconds": time.perf_counter() - started,
         "start_nll": found.starts,

@@ -19,8 +19,8 @@ from posbench.version import __version__
 
 # What an evaluation writes, in this order; a folder with anything else is somebody's own.
 FILES = (
-    "results.csv", "position.csv", "per_doc.csv", "results.json", "report.md", "report.html",
-    "curves.png", "tb",
+    "results.csv", "position.csv", "per_doc.csv", "attention.csv", "results.json", "report.md",
+    "report.html", "curves.png", "tb",
 )  # fmt: skip
 
 

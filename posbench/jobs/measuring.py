@@ -25,10 +25,11 @@ from posbench.saved import to_dict
 
 if TYPE_CHECKING:
     from posbench.data import Dataset
+    from posbench.diagnostics import KeyTokens
     from posbench.encodings import Encoding
-    from posbench.evaluation import Plan
     from posbench.jobs.adapting import Heard
     from posbench.model import GPT
+    from posbench.plan import Plan
     from posbench.runtime import Runtime
     from posbench.task_evaluation import TaskPlan
 
@@ -216,6 +217,7 @@ class Measurement:
         self._plans: dict[tuple[str, int], Plan] = {}
         self._alone = True  # whether one run is all there is to evaluate
         self._task_plans: dict[tuple[str, int], TaskPlan] = {}
+        self._judged: dict[tuple[str, int], KeyTokens] = {}
 
     def evaluate(self, candidates: list[Candidate]) -> Evaluation:
         """Rows of all candidates, in their order. All text is looked at before the first is run."""
@@ -255,8 +257,8 @@ class Measurement:
             return self._one(candidate, heard)
 
     def _planned_tokens(self, run: Run) -> int:
-        from posbench.evaluation import planned_tokens
         from posbench.jobs.adapting import adapting_tokens
+        from posbench.plan import planned_tokens
 
         if is_task(run):
             return self._task_plan(run).tokens
@@ -264,38 +266,39 @@ class Measurement:
         return measuring + adapting_tokens(run, self.settings)
 
     def _one(self, candidate: Candidate, heard: Heard) -> Evaluation:
-        from posbench.evaluation import Subject, evaluate_model, skipped_rows
+        from posbench.evaluation import Subject, evaluate_model
         from posbench.jobs.adapting import NotAdaptedError, adapt
+        from posbench.plan import skipped_rows
 
         run, config = candidate.run, self.settings.eval
         if run is not None and is_task(run):
             return self._one_task(candidate, run, heard)
         row = self._unreadable_row(candidate.folder) if run is None else self._row(run)
-        lengths = {ratio: round(ratio * row.train_length) for ratio in config.ratios}
         if run is None or candidate.skipped:
             row.status, row.reason = Status.skipped, candidate.skipped
-            return Evaluation(rows=skipped_rows(row, lengths, config.protocols))
+            return Evaluation(rows=skipped_rows(row, config))
         record = self._record(run)
         if candidate.refused:
             row.status, row.reason = Status.unsupported, candidate.refused
-            return Evaluation(rows=skipped_rows(row, lengths, config.protocols), runs=[record])
+            return Evaluation(rows=skipped_rows(row, config), runs=[record])
         dataset, plan = self._dataset(run), self._plan(run)
         model = self._model(run)
         done: dict[str, Any] = {}
         try:
-            if not plan.shortage:
+            if plan.places.anchors:
                 adapt(model, run, dataset, self.settings, self.runtime, heard, done)
         except NotAdaptedError as failure:
             row.status, row.reason = failure.status, str(failure)
             if row.status is Status.nonfinite:
                 row.value = row.ppl = row.nll = math.inf
-            return Evaluation(rows=skipped_rows(row, lengths, config.protocols), runs=[record])
+            return Evaluation(rows=skipped_rows(row, config), runs=[record])
         finally:
             if done:
                 name = {"extension": row.extension, "variant": row.variant}
                 record["adaptations"] = [name | done]
         subject = Subject(model, row, dataset.test, dataset.tokenizer.byte_lengths)
-        measured = evaluate_model(subject, plan, config, self.runtime, heard)
+        judged = self._key_tokens(run, plan, heard)
+        measured = evaluate_model(subject, plan, config, self.runtime, heard, judged)
         measured.runs = [record]
         return measured
 
@@ -319,6 +322,32 @@ class Measurement:
         model = run.model()
         model.encoding = _as_evaluated(model.encoding, self.settings)
         return model.to(self.runtime.device)
+
+    def _key_tokens(self, run: Run, plan: Plan, heard: Heard) -> KeyTokens | None:
+        """What eval.reference says are the key tokens of `longppl_self`; None: each run its own.
+
+        Raises UserError for a reference that read other text than `run`, and so cannot judge it.
+        """
+        from posbench.config import Protocol
+        from posbench.evaluation import Subject, judge_key_tokens
+
+        config = self.settings.eval
+        if config.reference is None or Protocol.longppl_self not in config.protocols:
+            return None
+        key = (self._key(run), run.settings.context)
+        if key not in self._judged:
+            judge = load_run(Path(config.reference).expanduser())
+            judge.checkpoint()
+            if self._key(judge) != self._key(run):
+                raise UserError(
+                    f"eval.reference={config.reference} was trained on other text, or with another "
+                    f"tokenizer, than {run.folder}: it cannot judge that run's tokens."
+                )
+            dataset = self._dataset(judge)
+            model = judge.model().to(self.runtime.device)
+            subject = Subject(model, self._row(judge), dataset.test, dataset.tokenizer.byte_lengths)
+            self._judged[key] = judge_key_tokens(subject, plan, config, self.runtime, heard)
+        return self._judged[key]
 
     def _unreadable_row(self, folder: Path) -> Row:
         return Row(
@@ -369,7 +398,7 @@ class Measurement:
         return dataset
 
     def _plan(self, run: Run) -> Plan:
-        from posbench.evaluation import plan
+        from posbench.plan import plan
 
         dataset = self._dataset(run)
         key = (self._key(run), run.settings.context)
@@ -439,12 +468,16 @@ class Measurement:
     def _protocol(self, plan: Plan) -> dict[str, Any]:
         from posbench.targets import PROTOCOL
 
+        places = plan.places
         return {
             "protocol": PROTOCOL,
-            "anchor_targets": plan.anchors.size,
+            "anchor_targets": places.size,
             "longest_context": plan.longest,
-            "controlled_targets": len(plan.anchors) * plan.anchors.size,
-            "span_tokens": len(plan.spans) * plan.longest,
+            "controlled_targets": len(places.anchors) * places.size,
+            "span_tokens": sum(span.size for span in places.cut_spans),
+            "position_tokens": sum(span.size for span in places.spans),
+            "preset_tokens": sum(text.size for text in places.stretches),
+            "stride": places.stride,
             "test_documents_kept": plan.kept_documents,
             "test_tokens_kept": plan.kept_tokens,
             "nonoverlap_partial_tokens": {

@@ -5,33 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from posbench.catalog import PROTOCOL_CARDS
 from posbench.report import probes
 from posbench.report.answer import RULE, answer, caveats
+from posbench.report.gains import gains
 from posbench.report.grid import Grid
 from posbench.report.lines import HEADLINE, Table, tables
+from posbench.report.presets import comparisons, several_presets
 from posbench.report.tables import marked, notes, unigram_sentence
 from posbench.results import Evaluation
 
 MISSING = "not recorded"
 NOTHING = "Length extrapolation: nothing measured"
-
-PROTOCOLS = {
-    "controlled": (
-        "The same target tokens are scored at every length. A window ends at the same token "
-        "whatever its length and lies inside one document; its last tokens are the targets. Only "
-        "how far back the model can look changes from column to column."
-    ),
-    "nonoverlap": (
-        "Spans of text, each inside one document, are cut into blocks of the length, and every "
-        "token of a block is scored. Includes the early-token effect: the first tokens of a block "
-        "have little context, and longer blocks have fewer of them, so this number can fall with "
-        "length although nothing beyond the training length is used."
-    ),
-    "position": (
-        "One pass at the longest length; each loss is booked under its position in the window. "
-        "The row of a length averages the positions below it."
-    ),
-}
 
 HOW_TO_READ = (
     "Perplexity is exp(mean loss in nats per token); lower is better. 1x is the training length.",
@@ -60,6 +45,7 @@ class Content:
     caveats: list[str]
     unigram: str
     headline: Grid | None
+    gains: Grid | None
     others: list[Grid]
     cost: Grid
     adaptations: Grid
@@ -72,13 +58,19 @@ def content_of(evaluation: Evaluation) -> Content:
     """The words of the report on `evaluation`."""
     shown = tables(evaluation)
     first = shown[0] if shown else None
+    alone = [table for table in shown[1:] if not several_presets(shown, table)]
     return Content(
         title=_title(shown) or probes.probe_title(evaluation) or NOTHING,
         answer=(probes.probe_answer(evaluation) if not shown else []) or answer(first),
         caveats=caveats(evaluation, shown),
         unigram=unigram_sentence(evaluation),
         headline=_perplexities(first) if first else None,
-        others=[*map(_perplexities, shown[1:]), *probes.probe_grids(evaluation)],
+        gains=gains(evaluation),
+        others=[
+            *map(_perplexities, alone),
+            *comparisons(shown),
+            *probes.probe_grids(evaluation),
+        ],
         cost=_cost(evaluation),
         adaptations=_adaptations(evaluation),
         scored=_scored(evaluation, shown),
@@ -113,9 +105,14 @@ def _perplexities(table: Table) -> Grid:
         f"Perplexity, {table.protocol}{role}",
         ["encoding", "seed", *(table.heading(ratio) for ratio in table.ratios)],
         rows,
-        PROTOCOLS.get(table.protocol, ""),
+        _about(table.protocol),
         notes(table),
     )
+
+
+def _about(protocol: str) -> str:
+    cards = {card.id: f"{card.scores} {card.differs}" for card in PROTOCOL_CARDS}
+    return cards.get(protocol, "")
 
 
 _COSTS = {

@@ -11,8 +11,10 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from posbench.report.gains import gains
 from posbench.report.grid import Grid
 from posbench.report.lines import HEADLINE, Cell, Line, Table, number, tables
+from posbench.report.presets import comparisons, several_presets
 from posbench.report.probes import probe_grids
 from posbench.results import Evaluation
 
@@ -55,12 +57,18 @@ def print_tables(evaluation: Evaluation, console: Console | None = None) -> None
     if not shown and not probes:
         console.print("No rows: nothing was measured.")
     for table in shown:
+        if several_presets(shown, table):
+            continue
         console.print(Text(title(table), style="bold"))
-        layout, grid = _fitting(table, console.width)
-        console.print(grid)
+        layout, laid_out = _fitting(table, console.width)
+        console.print(laid_out)
         for note in notes(table, spreads=layout in (_one_line, _spread_below)):
             console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
         console.print()
+        if table is shown[0] and (gained := gains(evaluation)):
+            _print_grid(gained, console)
+    for grid in comparisons(shown):
+        _print_grid(grid, console)
     for probe in probes:
         console.print(Text(probe.title, style="bold"))
         console.print(_probe(probe, console.width))
@@ -69,6 +77,30 @@ def print_tables(evaluation: Evaluation, console: Console | None = None) -> None
         console.print()
     if sentence := unigram_sentence(evaluation):
         console.print(sentence, highlight=False)
+
+
+def _print_grid(grid: Grid, console: Console) -> None:
+    """A table of the report; what stands beside or below a cell where there is room."""
+    console.print(Text(grid.title, style="bold"))
+    probe = Console(width=10_000)
+    for parts in (3, 2, 1):
+        table = _plain_table(grid, parts)
+        if probe.measure(table).maximum <= console.width:
+            break
+    console.print(table)
+    for note in grid.notes:
+        console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
+    console.print()
+
+
+def _plain_table(grid: Grid, parts: int) -> RichTable:
+    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=True)
+    for head in grid.header:
+        table.add_column(head, no_wrap=True)
+    for row in grid.rows:
+        cells = [cell if isinstance(cell, tuple) else (cell,) for cell in row]
+        table.add_row(*(Text("  ".join(filter(None, cell[:parts]))) for cell in cells))
+    return table
 
 
 def title(table: Table) -> str:

@@ -12,6 +12,7 @@ class EncodingCard:
     id: str
     family: str
     summary: str
+    formula: str  # of the score of key j for query i, or of what is added to the token x_p
     form: str  # which part of the contract it uses
     parameters: (
         str  # formula of settings, L training length, C width, H heads, D head size, N layers
@@ -60,6 +61,7 @@ ENCODING_CARDS = (
         id="none",
         family="absolute",
         summary="no positional encoding; the causal mask alone orders the tokens",
+        formula="q_i.k_j / sqrt(D), j <= i",
         form="nothing",
         parameters="0",
         max_length="none",
@@ -72,6 +74,7 @@ ENCODING_CARDS = (
         id="sinusoidal",
         family="absolute",
         summary="fixed sines and cosines of the position, added to the embeddings",
+        formula="x_p + scale (sin p f_0, cos p f_0, sin p f_1, ...), f_c = base^(-2c/C)",
         form="embed",
         parameters="0",
         max_length="none",
@@ -84,6 +87,7 @@ ENCODING_CARDS = (
         id="learned",
         family="absolute",
         summary="one trained vector per position; undefined beyond the training length",
+        formula="x_p + W_p, p < L",
         form="embed",
         parameters="L*C",
         max_length="training length",
@@ -96,6 +100,7 @@ ENCODING_CARDS = (
         id="rope",
         family="rotary",
         summary="rotate pairs of query and key channels by an angle that grows with position",
+        formula="pair c of q_i turned by i f_c, of k_j by j f_c, f_c = theta^(-2c/D)",
         form="rotate",
         parameters="0",
         max_length="none",
@@ -108,6 +113,7 @@ ENCODING_CARDS = (
         id="rope_partial",
         family="rotary",
         summary="RoPE on the leading channels of a head; the others carry no position",
+        formula="as rope in the first d = fraction D channels, f_c = theta^(-2c/d)",
         form="rotate",
         parameters="0",
         max_length="none",
@@ -120,6 +126,7 @@ ENCODING_CARDS = (
         id="rope_p",
         family="rotary",
         summary="RoPE whose slowest pairs do not turn: channels for meaning alone",
+        formula="as rope; f_c = 0 for c >= floor(share D/2)",
         form="rotate",
         parameters="0",
         max_length="none",
@@ -132,6 +139,7 @@ ENCODING_CARDS = (
         id="rope_abf",
         family="rotary",
         summary="RoPE trained with base 500,000: slower pairs, less decay with distance",
+        formula="as rope; theta = 500000",
         form="rotate",
         parameters="0",
         max_length="none",
@@ -168,6 +176,10 @@ ENCODING_CARDS = (
         id="xpos",
         family="rotary",
         summary="RoPE whose scores decay with distance, the fast pairs most",
+        formula=(
+            "as rope; pair c of q_i times zeta_c^(i/B), of k_j times zeta_c^(-j/B), "
+            "zeta_c = (2c/D + gamma) / (1 + gamma)"
+        ),
         form="rotate",
         parameters="0",
         max_length="30 / log10(1 + 1/gamma) times scale_base: 27 training lengths by default",
@@ -180,6 +192,10 @@ ENCODING_CARDS = (
         id="pope",
         family="rotary",
         summary="scores from magnitudes of q and k and an angle of position alone",
+        formula=(
+            "sum over c of softplus(q_ic) softplus(k_jc) cos((i - j) f_c - phase_c) / sqrt(D), "
+            "f_c = theta^(-c/D)"
+        ),
         form="rotate",
         parameters="N*H*D",
         max_length="none",
@@ -192,6 +208,7 @@ ENCODING_CARDS = (
         id="alibi",
         family="bias",
         summary="subtract slope times distance from the score, one slope per head",
+        formula="q_i.k_j / sqrt(D) - 2^(-8h/H) (i - j), h = 1..H (H a power of two)",
         form="distance_bias",
         parameters="0",
         max_length="none",
@@ -204,6 +221,7 @@ ENCODING_CARDS = (
         id="alibi_learned",
         family="bias",
         summary="ALiBi whose slopes are trained, from ALiBi's own",
+        formula="q_i.k_j / sqrt(D) - 2^(-e_h) (i - j), e_h from 8h/H on",
         form="distance_bias",
         parameters="H",
         max_length="none",
@@ -216,6 +234,10 @@ ENCODING_CARDS = (
         id="t5",
         family="bias",
         summary="a trained bias per head and bucket of distances",
+        formula=(
+            "q_i.k_j / sqrt(D) + scale W_(b, h), b = i - j below n = buckets/2, "
+            "then n + floor(n ln((i - j)/n) / ln(max_distance/n)), at most buckets - 1"
+        ),
         form="distance_bias",
         parameters="buckets*H",
         max_length="none",
@@ -228,6 +250,7 @@ ENCODING_CARDS = (
         id="kerple_log",
         family="bias",
         summary="a bias that falls with the logarithm of the distance, trained per head",
+        formula="q_i.k_j / sqrt(D) - p_h ln(1 + a_h (i - j)), p_h > 0, a_h > 0",
         form="distance_bias",
         parameters="2*H",
         max_length="none",
@@ -240,6 +263,7 @@ ENCODING_CARDS = (
         id="kerple_power",
         family="bias",
         summary="a bias that falls with a power of the distance, trained per head",
+        formula="q_i.k_j / sqrt(D) - a_h (i - j)^p_h, a_h > 0, 0 < p_h < 2",
         form="distance_bias",
         parameters="2*H",
         max_length="none",
@@ -252,6 +276,10 @@ ENCODING_CARDS = (
         id="sandwich",
         family="bias",
         summary="the product of two sinusoidal embeddings as a bias, scaled per head",
+        formula=(
+            "q_i.k_j / sqrt(D) + H/8h sum over k = 1..d/2 of (cos((i - j) base^(-2k/d)) - 1), "
+            "d = dimension"
+        ),
         form="distance_bias",
         parameters="0",
         max_length="none",
@@ -264,6 +292,7 @@ ENCODING_CARDS = (
         id="dpb",
         family="bias",
         summary="a small network from the distance to a bias per head",
+        formula="q_i.k_j / sqrt(D) + w_h.silu(V silu(u ln(1 + i - j) + b) + c)",
         form="distance_bias",
         parameters="3*width + width*width + width*H",
         max_length="none",
@@ -276,6 +305,10 @@ ENCODING_CARDS = (
         id="fire",
         family="relative",
         summary="a small network of log distance over log query position",
+        formula=(
+            "q_i.k_j / sqrt(D) + w_h.relu(u z + b), "
+            "z = ln(1 + c (i - j)) / ln(1 + c max(i, threshold))"
+        ),
         form="score_mod",
         parameters="N*(2*width + width*H + 2)",
         max_length="none",
@@ -288,6 +321,7 @@ ENCODING_CARDS = (
         id="shaw",
         family="relative",
         summary="a trained vector per clipped distance, added to the keys",
+        formula="q_i.(k_j + a_r) / sqrt(D), r = min(i - j, clip)",
         form="rescore",
         parameters="N*(clip + 1)*D",
         max_length="none",
@@ -300,6 +334,7 @@ ENCODING_CARDS = (
         id="txl",
         family="relative",
         summary="scores of content and of sinusoids of the distance, each with a trained bias",
+        formula="((q_i + u).k_j + (q_i + v).W R_(i-j)) / sqrt(D), R sinusoids of C channels",
         form="rotate",
         parameters="N*(C*C + 2*C)",
         max_length="none",
@@ -312,6 +347,7 @@ ENCODING_CARDS = (
         id="fox",
         family="content",
         summary="gates read from each token fade all that came before it",
+        formula="q_i.k_j / sqrt(D) + sum over l = j+1..i of ln sigmoid(w_h.x_l + b_h)",
         form="key_bias",
         parameters="N*(C*H + H)",
         max_length="none",
@@ -324,6 +360,7 @@ ENCODING_CARDS = (
         id="cable",
         family="content",
         summary="FoX with the sign of its gates turned: biases by cumulated softplus",
+        formula="q_i.k_j / sqrt(D) - sum over l = j+1..i of softplus(w_h.x_l + b_h)",
         form="key_bias",
         parameters="N*(C*H + H)",
         max_length="none",
@@ -336,6 +373,9 @@ ENCODING_CARDS = (
         id="grape_ap",
         family="content",
         summary="the path to a key is longer the less its tokens are like the query",
+        formula=(
+            "q_i.k_j / sqrt(D) + 2^(-8h/H) sum over l = j+1..i of ln sigmoid(p_i.R_l p_l / size)"
+        ),
         form="rescore",
         parameters="N*C*H*size",
         max_length="none",
@@ -348,6 +388,10 @@ ENCODING_CARDS = (
         id="cope",
         family="content",
         summary="positions count only tokens that a gate of the query lets count",
+        formula=(
+            "q_i.k_j / sqrt(D) + q_i.e_p, p = sum over l = j..i of sigmoid(q_i.k_l / sqrt(D)), "
+            "at most steps - 1"
+        ),
         form="rescore",
         parameters="N*D*steps",
         max_length="none",
@@ -360,6 +404,9 @@ ENCODING_CARDS = (
         id="dape",
         family="content",
         summary="a small network over the heads adapts a bias to the scores",
+        formula=(
+            "s + b + f(s, b) over all heads, s = q_i.k_j / sqrt(D), b = -p_h ln(1 + a_h (i - j))"
+        ),
         form="rescore",
         parameters="N*(2*H*hidden + hidden + hidden*H + 2*H)",
         max_length="none",
@@ -372,6 +419,7 @@ ENCODING_CARDS = (
         id="dape_v2",
         family="content",
         summary="DAPE as a convolution over neighbouring keys",
+        formula="as dape; f convolves over `kernel` neighbouring keys",
         form="rescore",
         parameters="N*(kernel*2*H*hidden + hidden + kernel*hidden*H + 2*H)",
         max_length="none",
@@ -384,6 +432,10 @@ ENCODING_CARDS = (
         id="stickbreak",
         family="content",
         summary="nearer keys take their share of the attention first; no softmax",
+        formula=(
+            "weight of j = sigmoid(z_ij) times the product over l = j+1..i-1 of "
+            "(1 - sigmoid(z_il)), z = q.k / sqrt(D), j < i"
+        ),
         form="attend",
         parameters="0",
         max_length="none",
@@ -396,6 +448,7 @@ ENCODING_CARDS = (
         id="path",
         family="content",
         summary="reflections chosen by the tokens between key and query",
+        formula="q_i.(H_i ... H_(j+1) k_j) / sqrt(D), H_t = I - beta_t w_t w_t^T",
         form="attend",
         parameters="N*(2*C*rank + 3*C + C*H + H)",
         max_length="none",
@@ -412,6 +465,7 @@ POLICY_CARDS = (
         id="rnope",
         family="policy",
         summary="RoPE in three layers of four, no position in every fourth",
+        formula="as rope in layer n = 1..N, as none where 4 divides n",
         form="layers=every4th",
         parameters="0",
         max_length="none",
@@ -424,6 +478,7 @@ POLICY_CARDS = (
         id="swan",
         family="policy",
         summary="RoPE in a window of half a training length, every fourth layer full and NoPE",
+        formula="as rnope; rope layers see i - j < L/2",
         form="layers=every4th window=context/2",
         parameters="0",
         max_length="none",
@@ -436,6 +491,7 @@ POLICY_CARDS = (
         id="swa",
         family="policy",
         summary="RoPE that sees one training length back: what every extrapolation must beat",
+        formula="as rope; every layer sees i - j < L",
         form="window=context",
         parameters="0",
         max_length="none",
@@ -448,6 +504,7 @@ POLICY_CARDS = (
         id="drope",
         family="policy",
         summary="RoPE that is dropped after 85% of the training; evaluated without position",
+        formula="as rope for the first 85% of the steps, as none from then on",
         form="drop_at=0.85",
         parameters="0",
         max_length="none",
@@ -460,6 +517,7 @@ POLICY_CARDS = (
         id="randomized",
         family="policy",
         summary="RoPE trained at sorted random positions from four training lengths",
+        formula="as rope; in training L different positions of 0..4L-1, sorted",
         form="positions=randomized",
         parameters="0",
         max_length="none",
@@ -472,6 +530,7 @@ POLICY_CARDS = (
         id="pose",
         family="policy",
         summary="RoPE trained on two parts of a text with a random gap between their positions",
+        formula="as rope; in training 0..m-1, m+u..L-1+u, m of 1..L-1, u of 0..3L",
         form="positions=pose",
         parameters="0",
         max_length="none",
@@ -484,6 +543,7 @@ POLICY_CARDS = (
         id="ssmax",
         family="policy",
         summary="RoPE with scores times s ln n for n visible keys; s trained for each head",
+        formula="as rope; scores times s_h ln n, n the keys that query i sees",
         form="temperature=ssmax",
         parameters="N*H",
         max_length="none",

@@ -8,13 +8,18 @@ from pathlib import Path
 import matplotlib
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from posbench.attention import score_rows
+from posbench.attention import attend, score_rows
+from posbench.config import ModelConfig
+from posbench.encodings import Hooks
+from posbench.encodings.policies import Governed
 from posbench.errors import UserError
 from posbench.files import write_bytes
-from posbench.inspection import panels, rotary_panels
+from posbench.inspection import panels, policy_panels, rotary_panels
 from posbench.inspection.checks import position_vectors, probe
 from posbench.inspection.facts import MOST_POSITIONS, Subject
+from posbench.model import seeded
 
 SUFFIXES = (".png", ".svg")
 PANEL_INCHES = (6.0, 4.2)
@@ -68,13 +73,14 @@ def draw(subject: Subject) -> Figure:
 
 def _drawers(subject: Subject) -> list[panels.Drawer]:
     """What the subject's hooks, embedding and description give reason to draw."""
+    encoding, model = subject.encoding, subject.settings.model
     positions = min(subject.defined, MOST_POSITIONS)
     view = panels.View(
-        subject.title, subject.settings.context, positions, subject.encoding.parameter_count() > 0
+        subject.title, subject.settings.context, positions, encoding.parameter_count() > 0
     )
     hooks = subject.hooks(positions)
     trained = subject.trained.describe(view.train_length)
-    here = subject.encoding.describe(subject.length)
+    here = encoding.describe(subject.length)
     layers = {"inverse_frequencies": ""}
     if "global_inverse_frequencies" in trained:
         layers = {
@@ -82,6 +88,8 @@ def _drawers(subject: Subject) -> list[panels.Drawer]:
             "global_inverse_frequencies": "global layers",
         }
     drawers: list[panels.Drawer] = []
+    if isinstance(encoding, Governed):
+        drawers += policy_panels.governing(view, encoding, hooks.temperature)
     for key, where in layers.items():
         if not len(trained.get(key, [])):
             continue
@@ -91,23 +99,47 @@ def _drawers(subject: Subject) -> list[panels.Drawer]:
             here[key] if subject.extended else None,
             here["attention_factor"],
             # Scores of equal vectors follow from the angles alone only where norms are kept.
-            subject.settings.model.head_size if subject.encoding.keeps_norm else None,
+            model.head_size if encoding.keeps_norm else None,
             where,
         )
     if hooks.distance_bias is not None:
         distances = torch.arange(positions, dtype=torch.float64)
-        model = subject.settings.model
-        nothing = torch.zeros(1, model.heads, positions, model.head_size, dtype=torch.float64)
-        (last,) = score_rows(nothing, nothing, hooks, [positions - 1])
-        drawers += panels.biased(view, hooks.distance_bias(distances), last[0].flip(-1))
-    vectors = position_vectors(subject.encoding, positions, torch.float64)
+        added = added_scores(hooks, positions, model)
+        drawers += panels.biased(view, hooks.distance_bias(distances), added)
+    elif hooks.rotate is None and hooks.attend is None:
+        added = added_scores(random_text_hooks(subject, positions), positions, model)
+        if added.isfinite().all() and (added != added[:, :1]).any():
+            drawers += panels.biased(view, added, added, "Added to scores of the last token")
+    vectors = position_vectors(encoding, positions, torch.float64)
     if vectors.any():
         drawers += panels.embedded(view, vectors)
-    if not drawers and hooks.mask_mod is None and hooks.window is None:
+    if not drawers and all(hook is None for hook in hooks[:-1]):
         drawers += panels.unordered(view)
-    if hooks.attend is None:
-        q, k, hooks = probe(subject.encoding, positions, subject.settings.seed, dtype=torch.float64)
+    seed = subject.settings.seed
+    if hooks.attend is not None:
+        few = min(positions, panels.MOST_DISTANCES)
+        q, k, _ = probe(encoding, few, seed, dtype=torch.float64)
+        each = torch.eye(few, dtype=torch.float64).expand(1, model.heads, -1, -1)
+        shares = attend(q, k, each, random_text_hooks(subject, few))[0, :, -1].flip(-1)
+        drawers += panels.attended(view._replace(positions=few), shares)
+    else:
+        q, k, hooks = probe(encoding, positions, seed, dtype=torch.float64)
         rows = sorted({max(1, positions * part // 4) - 1 for part in (1, 2, 3, 4)})
         scores = [row[0, 0] for row in score_rows(q, k, hooks, rows)]
         drawers += panels.probed(view, scores)
     return drawers
+
+
+def added_scores(hooks: Hooks, positions: int, model: ModelConfig) -> Tensor:
+    """Scores [H, T] of the last token by distance if every q.k is 0."""
+    nothing = torch.zeros(1, model.heads, positions, model.head_size, dtype=torch.float64)
+    (last,) = score_rows(nothing, nothing, hooks, [positions - 1])
+    return last[0].flip(-1)
+
+
+def random_text_hooks(subject: Subject, positions: int) -> Hooks:
+    """Hooks of a first layer that reads different tokens, for what depends on content."""
+    width = subject.settings.model.width
+    generator = seeded(subject.settings.seed, "inspect.text")
+    x = torch.randn(1, positions, width, generator=generator, dtype=torch.float64)
+    return subject.encoding.hooks(x, torch.arange(positions), 0)

@@ -85,7 +85,9 @@ def color_bar(axes: Axes, image: ScalarMappable, label: str) -> None:
 # ---------------------------------------------------------------- bias by distance
 
 
-def biased(view: View, bias: Tensor, last: Tensor) -> list[Drawer]:
+def biased(
+    view: View, bias: Tensor, last: Tensor, title: str = "Bias of each head by distance"
+) -> list[Drawer]:
     """A bias [H, T] by distance, the attention it gives, and how far each head looks.
 
     `last` [H, T] are the scores of the last token by distance if every q.k is 0.
@@ -98,7 +100,7 @@ def biased(view: View, bias: Tensor, last: Tensor) -> list[Drawer]:
         mark_lengths(axes, view)
         axes.set(xlabel="distance i - j (tokens)", ylabel="bias added to the score")
         cut = f" (down to {highest - DEEPEST:g})" if lowest < highest - DEEPEST else ""
-        axes.set_title(f"Bias of each head by distance{cut}")
+        axes.set_title(f"{title}{cut}")
 
     def share(axes: Axes) -> None:
         _heads(axes, last.softmax(dim=-1), "lower left")
@@ -116,7 +118,7 @@ def biased(view: View, bias: Tensor, last: Tensor) -> list[Drawer]:
         tokens = (cumulative < 0.9).sum(dim=-1) + 1
         axes.bar(range(len(tokens)), tokens.tolist(), color=BLUE)
         axes.set_yscale("log")
-        axes.set_ylim(bottom=0.9)
+        axes.set_ylim(0.9, 1.5 * max(view.train_length, int(tokens.max())))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         mark_lengths(axes, view, horizontal=True)
         axes.set(xlabel="head", ylabel="nearest tokens that hold 90 %")
@@ -235,5 +237,19 @@ def probed(view: View, scores: list[Tensor]) -> list[Drawer]:
             verdict = "ignores position"
             axes.set_ylim(middle - 1, middle + 1)
         axes.set_title(f"Same token everywhere: its score {verdict}")
+
+    return [curves]
+
+
+def attended(view: View, shares: Tensor) -> list[Drawer]:
+    """Attention [H, T] of the last token, by distance, to one key repeated at every position."""
+
+    def curves(axes: Axes) -> None:
+        _heads(axes, shares, "lower left")
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=max(1e-9, float(shares[shares > 0].min()) / 2), top=2)
+        distance_axis(axes, view)
+        axes.set_ylabel("share of the attention")
+        axes.set_title(f"Equal keys over a random text: attention of token {view.positions}")
 
     return [curves]

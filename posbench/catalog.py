@@ -152,6 +152,7 @@ ENCODING_CARDS = (
         id="rope_local_global",
         family="rotary",
         summary="RoPE with a far larger base, hence slower pairs, in every fourth layer",
+        formula="as rope; theta = 1000000 in layer n = 1..N where 4 divides n",
         form="rotate",
         parameters="0",
         max_length="none",
@@ -164,6 +165,10 @@ ENCODING_CARDS = (
         id="fope",
         family="rotary",
         summary="RoPE whose pairs turn by fixed random series of frequencies, the slow ones cut",
+        formula=(
+            "as rope; pair m at p times e^(i f_m p) + sum over c of a_cm e^(i f_c p), "
+            "f_c with fewer than `turns` turns in L cut to 0"
+        ),
         form="rotate",
         parameters="0",
         max_length="none",

@@ -167,7 +167,7 @@ ENCODING_CARDS = (
         summary="RoPE whose pairs turn by fixed random series of frequencies, the slow ones cut",
         formula=(
             "as rope; pair m at p times e^(i f_m p) + sum over c of a_cm e^(i f_c p), "
-            "f_c with fewer than `turns` turns in L cut to 0"
+            "those with too few turns in L are 0"
         ),
         form="rotate",
         parameters="0",
@@ -424,7 +424,7 @@ ENCODING_CARDS = (
         id="dape_v2",
         family="content",
         summary="DAPE as a convolution over neighbouring keys",
-        formula="as dape; f convolves over `kernel` neighbouring keys",
+        formula="as dape; f convolves over neighbouring keys, kernel = 3",
         form="rescore",
         parameters="N*(kernel*2*H*hidden + hidden + kernel*hidden*H + 2*H)",
         max_length="none",

@@ -93,15 +93,23 @@ def _drawers(subject: Subject) -> list[panels.Drawer]:
     for key, where in layers.items():
         if not len(trained.get(key, [])):
             continue
+        stretched = not torch.equal(trained[key], here[key])
+        # Scores of equal vectors follow from the angles alone only where norms are kept, and
+        # where an extension has not given keys other distances.
+        by_angle = encoding.keeps_norm and (stretched or not subject.extended)
         drawers += rotary_panels.rotary(
             view,
             trained[key],
-            here[key] if subject.extended else None,
+            here[key] if stretched else None,
             here["attention_factor"],
-            # Scores of equal vectors follow from the angles alone only where norms are kept.
-            model.head_size if encoding.keeps_norm else None,
+            model.head_size if by_angle else None,
             where,
         )
+    if hooks.mask_mod is not None:
+        j = torch.arange(min(positions, panels.MOST_CELLS))
+        i, first = j.unsqueeze(-1), torch.zeros_like(j[0])
+        seen = hooks.mask_mod(first, first, i, j) & (j <= i)
+        drawers += panels.in_sight(view, seen)
     if hooks.distance_bias is not None:
         distances = torch.arange(positions, dtype=torch.float64)
         added = added_scores(hooks, positions, model)

@@ -13,7 +13,7 @@ import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from torch import Tensor
 
@@ -253,3 +253,15 @@ def attended(view: View, shares: Tensor) -> list[Drawer]:
         axes.set_title(f"Equal keys over a random text: attention of token {view.positions}")
 
     return [curves]
+
+
+def in_sight(view: View, seen: Tensor) -> list[Drawer]:
+    """Which keys each query sees, [T, T] of truth values."""
+
+    def mask(axes: Axes) -> None:
+        axes.imshow(seen.numpy(), cmap=ListedColormap(["white", BLUE]), interpolation="nearest")
+        mark_lengths(axes, view)
+        axes.set(xlabel="position j of the key", ylabel="position i of the query")
+        axes.set_title("Keys that each query sees")
+
+    return [mask]

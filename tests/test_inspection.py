@@ -17,6 +17,7 @@ from torch import Tensor
 from posbench.config import Format, InspectConfig, InspectSettings, ModelConfig
 from posbench.config.encodings import ENCODINGS, EncodingConfig, RotaryConfig
 from posbench.config.extensions import EXTENSIONS
+from posbench.config.policies import Positions, Temperature
 from posbench.encodings import Encoding, Hooks, Shape
 from posbench.errors import StorageError, UserError
 from posbench.inspection import figures, inspect_encoding, run_inspect
@@ -454,11 +455,11 @@ def test_every_encoding_has_a_figure(
             assert ink[rows, columns].mean() > 0.01
 
 
-def panels_of(encoding: str, extension: str = "none") -> dict[str, Any]:
+def panels_of(encoding: str, extension: str = "none", **others: Any) -> dict[str, Any]:
     """The panels by title, the colour bars left out."""
     from posbench.inspection.facts import prepare
 
-    sheet = figures.draw(prepare(asked(encoding, extension)))
+    sheet = figures.draw(prepare(asked(encoding, extension, **others)))
     return {axes.get_title(): axes for axes in sheet.axes if axes.get_title()}
 
 
@@ -473,7 +474,8 @@ def test_panels_follow_what_the_encoding_declares() -> None:
     assert same + "depends on distance alone" in panels_of("alibi")
     assert same + "ignores position" in panels_of("none")
     assert len(panels_of("none")) == 3
-    assert list(panels_of("none", "streaming")) == [same + "depends on both positions"]
+    sight = "Keys that each query sees"
+    assert list(panels_of("none", "streaming")) == [sight, same + "depends on both positions"]
     (share,) = (
         panel for panel in panels_of("alibi", "streaming").values() if "share" in panel.get_ylabel()
     )
@@ -487,6 +489,75 @@ def test_panels_follow_what_the_encoding_declares() -> None:
         for axes in panels.values():
             assert axes.get_xlabel()
             assert axes.get_ylabel()
+
+
+def test_only_a_scheme_without_position_is_drawn_as_one() -> None:
+    claim = "Only the number of visible tokens tells where a query stands"
+    found = {name for name in ENCODINGS if claim in panels_of(name)}
+    assert found == {"none"}
+    assert claim not in panels_of("none", window=16)
+
+
+def added_to_scores(encoding: str) -> list[Any]:
+    """The curves of what a content-dependent scheme adds to the last token's scores, by head."""
+    (panel,) = (panel for title, panel in panels_of(encoding).items() if title.startswith("Added"))
+    return [np.array(line.get_ydata()) for line in panel.lines[:4]]
+
+
+@pytest.mark.parametrize("encoding", ["fox", "cable", "grape_ap"])
+def test_gates_are_drawn_as_what_they_add_to_a_score(encoding: str) -> None:
+    for added in added_to_scores(encoding):
+        assert added[0] == 0
+        assert (np.diff(added) < 0).all()  # every token on the way takes something
+
+
+def test_untrained_gates_are_about_a_half_and_each_its_own() -> None:
+    steps = np.diff(added_to_scores("fox")[0])
+    assert steps.mean() == pytest.approx(-np.log(2), abs=0.1)
+    assert len(np.unique(steps)) == len(steps)
+
+
+@pytest.mark.parametrize(("name", "own"), [("path", True), ("stickbreak", False)])
+def test_attention_of_its_own_is_drawn_as_shares(name: str, own: bool) -> None:
+    panel = panels_of(name)["Equal keys over a random text: attention of token 64"]
+    for line in panel.lines[:4]:
+        shares = np.array(line.get_ydata())
+        assert (shares[0] > 0) == own  # stick-breaking gives a token none of itself
+        assert shares.sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_keys_that_a_window_hides_are_drawn_hidden() -> None:
+    image = panels_of("rope", "streaming")["Keys that each query sees"].images[0].get_array()
+    i, j = np.indices((64, 64))
+    assert (np.array(image) == ((j <= i) & ((i - j < 28) | (j < 4)))).all()
+
+
+def test_an_extension_that_leaves_frequencies_alone_is_drawn_without_a_stretch() -> None:
+    for name in ("rerope", "self_extend", "streaming"):
+        titles = panels_of("rope", name)
+        assert not any(title.startswith(("Stretch", "A query and an equal")) for title in titles)
+    assert "Stretch of each frequency" in panels_of("rope", "pi")
+
+
+def test_policies_are_drawn() -> None:
+    sight = panels_of("alibi", layers="every4th", window=10)["What each layer sees"]
+    assert [bar.get_width() for bar in sight.patches] == [10, 10, 10, 64]
+    drawn = panels_of("rope", positions=Positions.randomized)["Positions of 5 training texts"]
+    for line in drawn.lines[:5]:
+        positions = np.array(line.get_ydata())
+        assert len(positions) == 32
+        assert positions.max() < 128
+        assert (np.diff(positions) > 0).all()
+    moved = panels_of("rope", positions=Positions.pose)["Positions of 5 training texts"]
+    assert all((np.diff(line.get_ydata()) > 1).sum() <= 1 for line in moved.lines[:5])
+    title = "The encoding is dropped after 75% of the training"
+    bars = panels_of("rope", drop_at=0.75)[title].patches
+    assert [bar.get_width() for bar in bars] == [0.75, 0.25, 1]
+    title = "Temperature: what scores are multiplied by"
+    factors = panels_of("none", temperature=Temperature.logn)[title].lines[0].get_ydata()
+    seen = np.arange(1, 65)
+    assert np.array(factors) == pytest.approx(np.maximum(1, np.log(seen) / np.log(32)), rel=1e-12)
+    assert title not in panels_of("none")
 
 
 def test_an_svg_is_the_same_each_time_and_marks_the_training_length(tmp_path: Path) -> None:

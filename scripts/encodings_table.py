@@ -19,9 +19,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from posbench import configure
 from posbench.catalog import ENCODING_CARDS, EXTENSION_CARDS, POLICY_CARDS, EncodingCard
-from posbench.config.policies import policies_of
+from posbench.config import ENCODINGS, ModelConfig
+from posbench.config.policies import PRESETS, Policies
 from posbench.model import build_encoding
 from posbench.report.lines import NOT_MEASURED, number
 
@@ -82,9 +82,7 @@ def _that_apply(rows: list[Row]) -> list[Row]:
     """Without the runs on which an extension means nothing, where it means something on another."""
     able = {_subject(row) for row in rows if row["status"] != "unsupported"}
     served = {(extension, variant) for _, extension, variant in able}
-    return [
-        row for row in rows if _subject(row) in able or _subject(row)[1:] not in served
-    ]  # fmt: skip
+    return [row for row in rows if _subject(row) in able or _subject(row)[1:] not in served]
 
 
 def _subject(row: Row) -> tuple[str, str, str]:
@@ -126,15 +124,16 @@ def _facts(folder: Path) -> dict[str, Any]:
 def page() -> str:
     """The text of docs/encodings.md."""
     facts = json.loads((KEPT / "run.json").read_text())
-    measured = {row["encoding"]: {} for row in _read("encodings.csv")}
+    measured: dict[str, dict[float, Row]] = {}
     for row in _read("encodings.csv"):
-        if float(row["ratio"]) in measured[row["encoding"]]:
+        cells, ratio = measured.setdefault(row["encoding"], {}), float(row["ratio"])
+        if ratio in cells:
             raise SystemExit(f"encodings.csv measures {row['encoding']} twice at one length")
-        measured[row["encoding"]][float(row["ratio"])] = row
+        cells[ratio] = row
     parts = [_opening(facts, measured)]
     for family in dict.fromkeys(card.family for card in CARDS):
         cards = [card for card in CARDS if card.family == family]
-        parts.append(_family(family, cards, measured))
+        parts.append(_family(family, cards, measured, facts["train_length"]))
     parts += [_extensions(), _papers()]
     return "\n\n".join(parts) + "\n"
 
@@ -195,7 +194,9 @@ def _interval(measured: dict[str, dict[float, Row]], encoding: str, edge: str) -
     return number(float(measured[encoding][1.0][edge]))
 
 
-def _family(family: str, cards: list[EncodingCard], measured: dict[str, dict[float, Row]]) -> str:
+def _family(
+    family: str, cards: list[EncodingCard], measured: dict[str, dict[float, Row]], length: int
+) -> str:
     what = _table(
         ("id", "formula", "form", "parameters", "count", "longest text", "cost"),
         [
@@ -204,7 +205,7 @@ def _family(family: str, cards: list[EncodingCard], measured: dict[str, dict[flo
                 f"`{card.formula}`",
                 f"`{card.form}`",
                 f"`{card.parameters}`",
-                f"{_count(card.id):,}",
+                f"{_count(card.id, length):,}",
                 card.max_length,
                 card.cost,
             )
@@ -236,13 +237,12 @@ def _link(card: EncodingCard) -> str:
     return f"[`{card.id}`]({page_of(card.family)}#{card.id})"
 
 
-def _count(encoding: str) -> int:
+def _count(name: str, train_length: int) -> int:
     """Parameters of the encoding's own in the model of the run."""
-    settings = configure("train", EXPERIMENT, f"encoding={encoding}")
-    built = build_encoding(
-        settings.model, settings.encoding, settings.context, policies_of(settings)
-    )
-    return built.parameter_count()
+    preset = PRESETS.get(name)
+    config = ENCODINGS[preset.encoding if preset else name]()
+    policies = preset.at(train_length) if preset else Policies()
+    return build_encoding(ModelConfig(), config, train_length, policies).parameter_count()
 
 
 def _cells(rows: dict[float, Row]) -> tuple[str, ...]:

@@ -14,12 +14,12 @@ from posbench.attention import attend, score_rows
 from posbench.config import ModelConfig
 from posbench.encodings import Hooks
 from posbench.encodings.policies import Governed
+from posbench.encodings.seeds import seeded
 from posbench.errors import UserError
 from posbench.files import write_bytes
 from posbench.inspection import panels, policy_panels, rotary_panels
 from posbench.inspection.checks import position_vectors, probe
 from posbench.inspection.facts import MOST_POSITIONS, Subject
-from posbench.model import seeded
 
 SUFFIXES = (".png", ".svg")
 PANEL_INCHES = (6.0, 4.2)

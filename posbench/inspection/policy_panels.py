@@ -9,8 +9,8 @@ from torch import Tensor
 
 from posbench.config.policies import Positions, Temperature
 from posbench.encodings.policies import Governed, draw_positions
+from posbench.encodings.seeds import seeded
 from posbench.inspection.panels import BLUE, GREY, ORANGE, SEQUENCE, Drawer, View, mark_lengths
-from posbench.model import seeded
 
 TEXTS = 5  # whose drawn positions are shown
 

@@ -35,19 +35,18 @@ COLUMNS = (
     "encoding", "extension", "variant", "model", "seed", "train_length", "eval_length", "ratio",
     "ppl", "ci_lo", "ci_hi", "n_targets", "n_docs", "status", "reason",
 )  # fmt: skip
-EXPERIMENT = "experiment=encodings"
 OUT = "outputs/encodings"
 ROPE, ALIBI = f"{OUT}/train/*-rope", f"{OUT}/train/*-alibi"
-ONLY = "eval.protocols=[controlled]"
+SCORED = "'eval.protocols=[controlled]' eval.max_targets=8192"
 COMMANDS = (
-    f"posbench train -m {EXPERIMENT} hydra.sweep.dir={OUT}/train",
-    f"posbench eval-extrapolate runs={OUT}/train '{ONLY}' hydra.run.dir={OUT}/encodings",
+    f"posbench train -m experiment=encodings hydra.sweep.dir={OUT}/train",
+    f"posbench eval-extrapolate runs={OUT}/train {SCORED} hydra.run.dir={OUT}/encodings",
     f"posbench eval-extrapolate -m 'runs=[{ROPE},{ALIBI}]' 'extension=glob(*,exclude=longrope)' "
-    f"'{ONLY}' hydra.sweep.dir={OUT}/extensions",
-    f"posbench eval-extrapolate 'runs={ROPE}' extension=longrope extension.search=50 '{ONLY}' "
+    f"{SCORED} hydra.sweep.dir={OUT}/extensions",
+    f"posbench eval-extrapolate 'runs={ROPE}' extension=longrope extension.search=20 {SCORED} "
     f"hydra.run.dir={OUT}/longrope",
     f"posbench eval-extrapolate -m 'runs={ROPE}' extension=none,pi,abf,yarn "
-    f"extension.finetune_steps=50 '{ONLY}' hydra.sweep.dir={OUT}/tuned",
+    f"extension.finetune_steps=50 {SCORED} hydra.sweep.dir={OUT}/tuned",
     f"python scripts/encodings_table.py {OUT}/encodings {OUT}/extensions {OUT}/longrope "
     f"{OUT}/tuned",
 )

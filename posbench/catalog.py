@@ -503,7 +503,7 @@ POLICY_CARDS = (
         cost="a window in every layer",
         extrapolation_claim="flat beyond the training length, and no use of more context",
         used_by="Mistral 7B, with another window",
-        paper="Child et al. 2019, arXiv:1904.10509; Chi et al. 2022 (KERPLE), fig. 5",
+        paper="Child et al. 2019, arXiv:1904.10509; Chi et al. 2022, arXiv:2205.09921, fig. 5",
     ),
     EncodingCard(
         id="drope",
@@ -614,7 +614,7 @@ EXTENSION_CARDS = (
         formula="f' = f (w/s + 1 - w), w = clamp((4 - turns) / 3, 0, 1)",
         applies_to=ROTARY,
         length_dependent="unless extension.factor is set",
-        paper="Dubey et al. 2024 (Llama 3), arXiv:2407.21783; their code",
+        paper="Dubey et al. 2024 (Llama 3), arXiv:2407.21783, and their code",
     ),
     ExtensionCard(
         id="abf",

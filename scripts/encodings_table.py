@@ -111,8 +111,6 @@ def _facts(folder: Path) -> dict[str, Any]:
         "train_tokens": run["tokens"],
         "corpus": run["corpus"],
         "tokenizer": run["tokenizer"],
-        "test_documents": run["protocol"]["test_documents_kept"],
-        "targets": run["protocol"]["controlled_targets"],
         "unigram_ppl": round(run["unigram_ppl"], 2),
     }
 
@@ -143,7 +141,9 @@ def _read(name: str) -> list[Row]:
 
 
 def _opening(facts: dict[str, Any], measured: dict[str, dict[float, Row]]) -> str:
-    low, high = (_interval(measured, "rope", edge) for edge in ("ci_lo", "ci_hi"))
+    rope = measured["rope"][1.0]
+    targets = int(rope["n_targets"])
+    low, high = (number(float(rope[edge])) for edge in ("ci_lo", "ci_hi"))
     commands = "\n".join(COMMANDS)
     length, device = facts["train_length"], facts["device"].upper()
     return f"""\
@@ -166,9 +166,10 @@ posbench {facts["posbench"]}, Python {facts["python"]}, torch {facts["torch"]}, 
 one thread a run. Model `{facts["model"]}` ({facts["model_parameters"]:,} parameters beside the \
 encoding's), training length {length}, {facts["train_tokens"]:,} tokens of corpus \
 `{facts["corpus"]}` as `{facts["tokenizer"]}`, seed 0, the same batches for all. The corpus is the \
-standard library of that Python; another version gives other numbers. It takes about fifteen \
-minutes on two free cores, and `scripts/encodings_table.py` without arguments writes this page \
-again from the [kept results](results/encodings/encodings.csv), without training.
+standard library of that Python; another version gives other numbers. Training takes twenty \
+minutes of CPU time, ten on two free cores, the evaluations less. `scripts/encodings_table.py` \
+without arguments writes this page again from the \
+[kept results](results/encodings/encodings.csv), without training.
 
 ## How to read it
 
@@ -178,8 +179,8 @@ again from the [kept results](results/encodings/encodings.csv), without training
 - *claimed* is what its paper says, or a common tutorial where the paper says nothing, about texts
   longer than those of training. It is not what was measured here.
 - *1x, 2x, 4x* are perplexities of the [protocol](protocol.md)'s `controlled` metric: the same
-  {facts["targets"]:,} target tokens of {facts["test_documents"]} test documents, seen through
-  windows of {length}, {2 * length} and {4 * length} tokens. *4x / 1x* is their ratio. Token
+  {targets:,} target tokens of {rope["n_docs"]} test documents, seen through windows of {length},
+  {2 * length} and {4 * length} tokens. *4x / 1x* is the ratio of the last to the first. Token
   frequencies alone would score {facts["unigram_ppl"]}.
 - **One seed of one tiny model, trained for minutes.** It shows which schemes break at once beyond
   the training length and which hold, and that the code does what it says. It cannot rank schemes
@@ -187,10 +188,6 @@ again from the [kept results](results/encodings/encodings.csv), without training
   another seed moves the numbers too, and schemes with much to learn want longer training.
 - A cell with a word has no number: `unsupported` is not defined there, `{NOT_MEASURED}` was not in
   the run."""
-
-
-def _interval(measured: dict[str, dict[float, Row]], encoding: str, edge: str) -> str:
-    return number(float(measured[encoding][1.0][edge]))
 
 
 def _family(
@@ -312,7 +309,7 @@ def _papers() -> str:
             cited.setdefault(key, (text, []))[1].append(card.id)
     lines = [
         f"- {text}: {', '.join(f'`{each}`' for each in dict.fromkeys(ids))}"
-        for text, ids in sorted(cited.values())
+        for text, ids in sorted(cited.values(), key=lambda each: each[0].casefold())
     ]
     return "## Papers\n\n" + "\n".join(lines)
 

@@ -126,7 +126,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def commands(page: Path) -> list[str]:
     """Lines of code blocks that start posbench, without what a shell does around them."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    lines = [
+        line.split("  #")[0].strip()
+        for block in blocks
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
     return [line for line in lines if line.startswith("posbench ")]
 
 

@@ -20,7 +20,7 @@ from test_contract import value_of
 from posbench import journal
 from posbench.attention import Kernel, choose
 from posbench.catalog import ENCODING_CARDS, POLICY_CARDS
-from posbench.config import EvalConfig, EvalSettings, ModelConfig, Protocol, TrainSettings
+from posbench.config import EvalConfig, EvalSettings, ModelConfig, TrainSettings
 from posbench.config.encodings import ENCODINGS
 from posbench.config.policies import PRESETS, Policies, Preset
 from posbench.encodings import CLASSES, Encoding, Hooks, Shape, build
@@ -78,9 +78,13 @@ def test_every_cell_is_measured_or_says_why_not(measured: Measured) -> None:
     settings = measured.run.settings
     shape = shape_of(settings.model, CONTEXT, settings)
     longest = build(settings.encoding, shape).max_length
-    rows = {(row.protocol, row.eval_length): row for row in measured.evaluation.rows}
-    assert set(rows) == set(itertools.product(Protocol, LENGTHS))
-    assert len(rows) == len(measured.evaluation.rows)
+    means = [row for row in measured.evaluation.rows if row.metric == "ppl"]
+    rows = {(row.protocol, row.eval_length): row for row in means}
+    assert set(rows) == set(itertools.product(EvalConfig().protocols, LENGTHS))
+    assert len(rows) == len(means)
+    for row in measured.evaluation.rows:  # what follows from them
+        assert row.status is Status.ok or row.reason
+        assert (row.value is not None) == (row.status is Status.ok)
     for (_, length), row in rows.items():
         if longest is not None and length > longest:
             assert row.status is Status.unsupported

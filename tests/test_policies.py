@@ -27,7 +27,8 @@ from posbench.config.policies import (
     scheme,
 )
 from posbench.encodings import CLASSES, Encoding, Hooks
-from posbench.encodings.policies import draw_positions, logn, ssmax_start, stretch, visible_keys
+from posbench.encodings.policies import draw_positions, ssmax_start, stretch, visible_keys
+from posbench.encodings.regrouping import logn
 from posbench.encodings.seeds import seeded
 from posbench.errors import UnsupportedError, UserError
 from posbench.jobs.evaluate import evaluate

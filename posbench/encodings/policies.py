@@ -13,6 +13,7 @@ from posbench.config import Beyond
 from posbench.config.extensions import ExtensionConfig, NoExtensionConfig, WindowConfig
 from posbench.config.policies import Policies, Positions, Temperature
 from posbench.encodings.base import Encoding, Generators, Hooks, ScoreMod, precise
+from posbench.encodings.regrouping import logn
 from posbench.errors import UnsupportedError
 
 DROPE = 0.412  # growth of the temperature with ln s, for models that never met a longer text
@@ -41,11 +42,6 @@ def visible_keys(length: int, most: int | None, device: torch.device) -> Tensor:
     """How many keys each query of a text sees, float64 [length]; no more than `most`."""
     counts = torch.arange(1, length + 1, device=device, dtype=torch.float64)
     return counts if most is None else counts.clamp(max=most)
-
-
-def logn(keys: Tensor, train_length: int) -> Tensor:
-    """max(1, ln n / ln L) of n visible keys (Su 2021, kexue.fm/archives/8823)."""
-    return (keys.log() / math.log(train_length)).clamp(min=1)
 
 
 def stretch(length: int, train_length: int) -> float:

@@ -80,6 +80,6 @@ def far_scores(
     return rescore
 
 
-def logn(positions: Tensor, train_length: int) -> Tensor:
-    """max(1, ln(p + 1) / ln L) for each query, float64 [T] (Su 2021, kexue.fm/archives/8823)."""
-    return ((positions.double() + 1).log() / math.log(train_length)).clamp(min=1)
+def logn(keys: Tensor, train_length: int) -> Tensor:
+    """max(1, ln n / ln L) of n visible keys (Su 2021, kexue.fm/archives/8823)."""
+    return (keys.log() / math.log(train_length)).clamp(min=1)

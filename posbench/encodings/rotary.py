@@ -167,7 +167,7 @@ class Rope(Rotary):
         window = extension.window_for(length)
         moved = far_positions(positions, window, extension)
         rescore = far_scores(positions, window, moved, self._turn(positions), scale)
-        temperature = logn(positions, length) if extension.logn else 1.0
+        temperature = logn(positions.double() + 1, length) if extension.logn else 1.0
         return hooks._replace(rescore=rescore, temperature=temperature)
 
     def _with_sinks(self, hooks: Hooks, positions: Tensor, extension: WindowConfig) -> Hooks:

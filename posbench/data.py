@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from posbench.config import BpeConfig, DataConfig, TokenizerConfig, TrainSettings
+from posbench.config import BpeConfig, DataConfig, EvalSplit, TokenizerConfig, TrainSettings
 from posbench.corpus import SPLITS, Corpus, Document, check_size, load_corpus, split_documents
 from posbench.errors import StorageError, UserError
 from posbench.files import write_bytes, write_text
@@ -73,6 +73,10 @@ class Dataset:
     def batches(self, context: int, batch_size: int, seed: int) -> Batches:
         """What a run is trained on."""
         return Batches(self.train, context, batch_size, seed)
+
+    def split(self, name: EvalSplit) -> Split:
+        """The documents that are to be scored."""
+        return {EvalSplit.test: self.test, EvalSplit.validation: self.validation}[name]
 
     def describe(self, settings: TrainSettings) -> str:
         """What it is, in one line for people."""

@@ -99,8 +99,34 @@ class Block(nn.Module):
         return out
 
 
-class GPT(nn.Module):
-    """Token ids [B, T] to next-token logits [B, T, V]."""
+class LanguageModel(nn.Module):
+    """Token ids [B, T] to next-token logits [B, T, V], in two steps.
+
+    The head is most of the memory, and may be applied to some positions at a time.
+    """
+
+    def features(
+        self, tokens: Tensor, positions: Tensor | None = None, last: int | None = None
+    ) -> Tensor:
+        """What the logits are made from [B, T, C]; with `last`, that of the last tokens alone.
+
+        `positions` [T] are 0..T-1 unless given.
+        """
+        raise NotImplementedError
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits [B, T, V]; a model without a head gives them as its features."""
+        return features
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, last: int | None = None
+    ) -> Tensor:
+        """Logits [B, T, V], or [B, last, V] of the last tokens alone."""
+        return self.logits(self.features(tokens, positions, last))
+
+
+class GPT(LanguageModel):
+    """A decoder of pre-normalised blocks with one positional encoding."""
 
     def __init__(self, config: ModelConfig, encoding: Encoding, vocabulary: int) -> None:
         super().__init__()
@@ -113,27 +139,25 @@ class GPT(nn.Module):
         self.norm = _norm(config.norm, config.width)
         self.head = None if config.tied else nn.Linear(config.width, vocabulary, bias=False)
 
-    def forward(
+    def features(
         self, tokens: Tensor, positions: Tensor | None = None, last: int | None = None
     ) -> Tensor:
-        """Logits [B, T, V]; `positions` [T] are 0..T-1 unless given.
-
-        In evaluation they have the weights' precision, whatever the autocast around them. With
-        `last`, logits [B, last, V] of the last tokens alone: the head is most of the memory.
-        """
+        """The normalised stream after the last block."""
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.encoding.embed(self.embedding(tokens), positions))
         for layer, block in enumerate(self.blocks):
             x = block(x, self.encoding, positions, layer)
-        if last is not None:
-            x = x[:, -last:]
-        x = self.norm(x)
+        normalised: Tensor = self.norm(x if last is None else x[:, -last:])
+        return normalised
+
+    def logits(self, features: Tensor) -> Tensor:
+        """In evaluation with the weights' precision, whatever the autocast around them."""
         weight = self.embedding.weight if self.head is None else self.head.weight
         if self.training:
-            return F.linear(x, weight)
-        with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x.to(weight.dtype), weight)
+            return F.linear(features, weight)
+        with torch.autocast(features.device.type, enabled=False):
+            return F.linear(features.to(weight.dtype), weight)
 
     def use_kernel(self, kernel: Kernel | None) -> None:
         """Compute every attention layer with `kernel`; None returns to the fastest exact one."""

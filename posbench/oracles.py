@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbench.config.encodings import NoneConfig
 from posbench.data import Split
 from posbench.encodings.base import Encoding, Shape
+from posbench.model import LanguageModel
 from posbench.targets import PROTOCOL
 
 Rule = Callable[[Tensor, Tensor, int], Tensor]  # targets [B, T], visible [T], length -> nats
@@ -56,7 +57,7 @@ class OracleEncoding(Encoding):
         return self.consistent
 
 
-class Oracle(nn.Module):
+class Oracle(LanguageModel):
     """A model whose loss on the token that follows is `rule`; it keeps what it was asked.
 
     Its logits are float64, so the loss it is meant to have is the loss it gets to 1e-12.
@@ -70,7 +71,7 @@ class Oracle(nn.Module):
         self.batches: list[int] = []  # rows of each forward pass
         self.tokens = 0
 
-    def forward(self, tokens: Tensor, positions: Any = None, last: int | None = None) -> Tensor:
+    def features(self, tokens: Tensor, positions: Any = None, last: int | None = None) -> Tensor:
         rows, length = tokens.shape
         assert torch.equal(tokens, tokens[:, :1] + torch.arange(length, device=tokens.device)), (
             "a gap"

@@ -27,20 +27,21 @@ class Plan:
     train_length: int
     lengths: dict[float, int]
     longest: int  # the context that every anchor has before it
-    reach: int  # the longest length that a test document holds
+    reach: int  # the longest length that a document holds
     places: Places
     probes: list[int]  # ends of the windows that diagnostics look at
     layouts: dict[tuple[Protocol, int], Layout]
     digests: dict[tuple[Protocol, int], str]
-    kept_documents: int  # test documents long enough for the longest window
+    kept_documents: int  # those long enough for the longest window
     kept_tokens: int
     corpus: str
+    split: str
 
     def check_length(self, length: int) -> None:
-        """Raise ShortageError for a length that no test document has."""
+        """Raise ShortageError for a length that no document has."""
         if length > self.reach:
             raise ShortageError(
-                f"no test document of data={self.corpus} has {length + 1} tokens; "
+                f"no {self.split} document of data={self.corpus} has {length + 1} tokens; "
                 f"the longest has {self.reach + 1}"
             )
 
@@ -101,6 +102,7 @@ def plan(split: Split, train_length: int, config: EvalConfig, device: str) -> Pl
         len(kept),
         int(kept.sum()),
         split.corpus,
+        str(config.split),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from posbench.config import (
     BytesConfig,
     EvalSettings,
+    EvalSplit,
     InspectSettings,
     ModelConfig,
     Schedule,
@@ -52,6 +53,11 @@ def check(settings: Settings) -> None:
         _check_search(settings)
         if not settings.eval.protocols:
             raise UserError("eval.protocols is empty; give at least one, such as [controlled].")
+        if settings.eval.split is EvalSplit.train:
+            raise UserError(
+                "eval.split=train would score text that the model was trained on, which says "
+                "nothing about new text; choose test or validation."
+            )
         _check_twice("eval.protocols", [str(each) for each in settings.eval.protocols])
         if settings.eval.temperature is Temperature.ssmax:
             raise UserError(

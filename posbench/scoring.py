@@ -8,14 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from posbench.errors import OutOfMemoryError
-from posbench.model import token_losses
+from posbench.model import LanguageModel, token_losses
 from posbench.runtime import Runtime, is_out_of_memory
 
 Losses = npt.NDArray[np.float64]
 Scored = Callable[[int], None]
+
+# Logits of so many targets are held at a time: 8,192 of 50,257 tokens are 1.6 GB in float32.
+HEAD_ROWS = 8192
 
 
 class Foreign(NamedTuple):
@@ -26,7 +28,7 @@ class Foreign(NamedTuple):
 
 
 def window_losses(
-    model: nn.Module,
+    model: LanguageModel,
     tokens: npt.NDArray[np.unsignedinteger],
     ends: npt.NDArray[np.int64],
     length: int,
@@ -42,8 +44,9 @@ def window_losses(
 
     Window n reads tokens [end - length, end) at positions `offset`, `offset` + 1, ... and predicts
     the tokens one further on, up to and including `ends[n]`; `foreign` replaces the first of the
-    tokens it reads. Logits are float32. A batch that does not fit is halved, down to one window;
-    then OutOfMemoryError. `scored(tokens)` hears of each batch.
+    tokens it reads. Logits are float32, of HEAD_ROWS targets at a time. A batch that
+    does not fit is halved, down to one window; then OutOfMemoryError. `scored(tokens)` hears of
+    each batch.
     """
     out = np.empty((len(ends), last), dtype=np.float64)
 
@@ -59,7 +62,7 @@ def window_losses(
 
 
 def answer_scores(
-    model: nn.Module,
+    model: LanguageModel,
     tokens: npt.NDArray[np.int64],
     is_answer: npt.NDArray[np.bool_],
     runtime: Runtime,
@@ -86,7 +89,7 @@ def answer_scores(
 
 
 def _in_batches(
-    model: nn.Module,
+    model: LanguageModel,
     count: int,
     length: int,
     batch_tokens: int,
@@ -118,7 +121,7 @@ def _in_batches(
 
 @torch.inference_mode()
 def _batch(
-    model: nn.Module,
+    model: LanguageModel,
     windows: npt.NDArray[np.unsignedinteger],
     offset: int,
     last: int,
@@ -130,14 +133,22 @@ def _batch(
     if offset:
         positions = torch.arange(offset, offset + inputs.shape[1], device=runtime.device)
     with runtime.autocast():
-        logits = model(inputs, positions, last=last)
-    losses: Losses = token_losses(logits, targets[:, -last:]).double().cpu().numpy()
-    return losses
+        features = model.features(inputs, positions, last)
+    targets = targets[:, -last:]
+    parts = max(1, HEAD_ROWS // len(windows))
+    losses = [
+        token_losses(model.logits(some), wanted)
+        for some, wanted in zip(
+            torch.split(features, parts, 1), torch.split(targets, parts, 1), strict=True
+        )
+    ]
+    found: Losses = torch.cat(losses, dim=1).double().cpu().numpy()
+    return found
 
 
 @torch.inference_mode()
 def _answers(
-    model: nn.Module,
+    model: LanguageModel,
     tokens: npt.NDArray[np.int64],
     is_answer: npt.NDArray[np.bool_],
     last: int,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbench import evaluation, protocols, scoring
 from posbench import plan as planning
@@ -18,7 +18,7 @@ from posbench.config.encodings import ENCODINGS
 from posbench.config.extensions import ExtensionConfig
 from posbench.data import Split
 from posbench.jobs import selftest
-from posbench.model import GPT, build_model
+from posbench.model import GPT, LanguageModel, build_model
 from posbench.oracles import (  # noqa: F401
     DOCUMENTS,
     MEANS,
@@ -53,7 +53,7 @@ ALL = selftest.ALL
 CPU = Runtime(torch.device("cpu"), torch.float32)
 
 
-class Copy(nn.Module):
+class Copy(LanguageModel):
     """COPY: predicts the token seen `distance` earlier, and knows nothing when that is too far."""
 
     def __init__(self, vocabulary: int, distance: int) -> None:
@@ -61,7 +61,7 @@ class Copy(nn.Module):
         self.vocabulary, self.distance = vocabulary, distance
         self.encoding = OracleEncoding()
 
-    def forward(self, tokens: Tensor, positions: Any = None, last: int | None = None) -> Tensor:
+    def features(self, tokens: Tensor, positions: Any = None, last: int | None = None) -> Tensor:
         logits = torch.zeros(*tokens.shape, self.vocabulary, dtype=torch.float64)
         # The token after input i is looked for `distance` before it: at input i + 1 - distance.
         source = tokens[:, : max(0, tokens.shape[1] + 1 - self.distance)]
@@ -83,7 +83,7 @@ def real(encoding: str, extension: ExtensionConfig | None = None, **size: Any) -
     return model.eval()
 
 
-class Hungry(nn.Module):
+class Hungry(LanguageModel):
     """A model that runs out of memory above `most` tokens in one forward pass."""
 
     def __init__(self, model: GPT, most: int, error: Exception | None = None) -> None:
@@ -92,12 +92,14 @@ class Hungry(nn.Module):
         self.error = error or torch.OutOfMemoryError("CUDA out of memory")
         self.refused = 0
 
-    def forward(self, tokens: Tensor, positions: Any = None, last: int | None = None) -> Tensor:
+    def features(self, tokens: Tensor, positions: Any = None, last: int | None = None) -> Tensor:
         if tokens.numel() > self.most:
             self.refused += 1
             raise self.error
-        logits: Tensor = self.model(tokens, positions, last)
-        return logits
+        return self.model.features(tokens, positions, last)
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.model.logits(features)
 
 
 # ---------------------------------------------------------------- driving the evaluator
@@ -112,7 +114,7 @@ def make_config(**settings: Any) -> EvalConfig:
 
 
 def measure(
-    model: nn.Module, split: Split, train_length: int = TRAIN, **settings: Any
+    model: LanguageModel, split: Split, train_length: int = TRAIN, **settings: Any
 ) -> Evaluation:
     """What the real evaluator says of `model` on `split`, on the CPU."""
     return selftest.measure(model, split, CPU, train_length, **settings)

@@ -80,6 +80,8 @@ MISTAKES = [
     ("eval-extrapolate eval.protocols=[fast]", ["controlled, nonoverlap, sliding, position"]),
     ("eval-extrapolate eval=fast", ["v1, all, diagnostics"]),
     ("eval-extrapolate eval.stride=0", ["eval.stride=0", "the least is 1"]),
+    ("eval-extrapolate eval.split=train", ["eval.split=train", "trained on"]),
+    ("eval-extrapolate eval.split=dev", ["eval.split=dev", "test, validation"]),
     ("eval-extrapolate eval.ratios=[0,1]", ["eval.ratios holds 0", "greater than 0"]),
     ("eval-extrapolate eval.ratios=[-1]", ["eval.ratios holds -1", "greater than 0"]),
     ("eval-extrapolate eval.ratios=[]", ["eval.ratios is empty"]),

@@ -22,12 +22,12 @@ from oracles import (
     real,
     toy,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbench import attention as kernels
 from posbench import diagnostics
 from posbench.evaluation import Subject, evaluate_model, judge_key_tokens
-from posbench.model import GPT
+from posbench.model import GPT, LanguageModel
 from posbench.plan import plan
 from posbench.results import Row, Status
 from posbench.targets import documents_of
@@ -66,7 +66,7 @@ def test_a_table_cannot_be_shifted() -> None:
 # ---------------------------------------------------------------- context ablation
 
 
-class Reader(nn.Module):
+class Reader(LanguageModel):
     """Remembers the windows it was given; its loss grows with the first token it sees."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Reader(nn.Module):
         self.encoding = OracleEncoding()
         self.windows: list[list[int]] = []
 
-    def forward(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+    def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
         self.windows += tokens.tolist()
         logits = torch.zeros(len(tokens), last, len(SPLIT.tokens) + 1, dtype=torch.float64)
         logits[..., 0] = tokens[:, :1].double() / 100
@@ -109,10 +109,10 @@ def broken(window: list[int]) -> bool:
 
 
 def test_how_far_is_a_setting_and_a_model_without_far_sight_loses_nothing() -> None:
-    class Blind(nn.Module):
+    class Blind(LanguageModel):
         encoding = OracleEncoding()
 
-        def forward(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+        def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
             near = tokens[:, -last:].double()
             return torch.stack([near / 100, 0 * near], -1).repeat(1, 1, 300)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 
+from posbench import diagnostics
 from posbench.cli import main
 from posbench.errors import Exit
 
@@ -322,3 +324,63 @@ def test_sample_without_a_prompt_starts_like_a_test_document(
     said = capsys.readouterr().out
     starts = [path.read_text().splitlines()[0][:40] for path in text.glob("*.py")]
     assert any(said.startswith(start) for start in starts)
+
+
+def test_one_run_judges_the_key_tokens_of_all(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any fall of the loss makes a key token here: three steps teach nothing about far context."""
+    monkeypatch.setattr(diagnostics, "ALPHA", 0.0)
+    monkeypatch.setattr(diagnostics, "KNOWN", math.inf)
+
+    def judged(name: str, *words: str) -> tuple[set[str], set[str]]:
+        asked = ["eval.protocols=[longppl_self]", *words]
+        assert (
+            evaluate([str(sweep / "0-none"), str(sweep / "4-alibi")], tmp_path / name, *asked) == 0
+        )
+        with (tmp_path / name / "results.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["protocol"] == "longppl_self"]
+        assert {row["status"] for row in rows} == {"ok"}
+        shares = {row["value"] for row in rows if row["metric"] == "key_fraction"}
+        scored = {row["targets_sha256"] for row in rows if row["metric"] == "key_ppl"}
+        return shares, scored
+
+    each_its_own = judged("own")
+    by_rope = judged("rope", f"eval.reference={sweep / '3-rope'}")
+    assert [len(found) for found in each_its_own] == [2, 2]
+    assert [len(found) for found in by_rope] == [1, 1]
+
+
+def test_a_judge_that_read_other_text_is_refused(
+    sweep: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge = tmp_path / "judge"
+    data = ["data=text", f"data.path={text}", "data.test=0.4", "train.steps=1"]
+    assert main(["train", *data, *SMALL, f"hydra.run.dir={judge}"]) == Exit.OK
+    words = ["eval.protocols=[longppl_self]", f"eval.reference={judge}"]
+    assert evaluate(sweep / "3-rope", tmp_path / "out", *words) == Exit.USER
+    assert f"eval.reference={judge} was trained on other text" in capsys.readouterr().err
+
+
+def test_the_validation_split_is_scored_when_asked_for_and_never_the_training_split(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, words = sweep / "3-rope", ["eval.protocols=[controlled]"]
+    assert evaluate(run, tmp_path / "test", *words) == 0
+    assert evaluate(run, tmp_path / "validation", *words, "eval.split=validation") == 0
+    assert "eval.split=validation" in (tmp_path / "validation" / "report.md").read_text()
+    names = [_documents(tmp_path / split) for split in ("test", "validation")]
+    assert names[0]
+    assert names[1]
+    assert not names[0] & names[1]
+    capsys.readouterr()
+    assert evaluate(run, tmp_path / "train", *words, "eval.split=train") == Exit.USER
+    assert (
+        "eval.split=train would score text that the model was trained on" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "train").exists()
+
+
+def _documents(folder: Path) -> set[str]:
+    with (folder / "per_doc.csv").open() as file:
+        return {row["document"] for row in csv.DictReader(file)}

@@ -44,12 +44,13 @@ from oracles import (
     traced_prefix,
     tracer,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbench.config import Protocol
 from posbench.config.extensions import EXTENSIONS, NtkConfig
 from posbench.data import Split
 from posbench.evaluation import position_buckets
+from posbench.model import LanguageModel
 from posbench.plan import plan, planned_tokens
 from posbench.results import Evaluation, Status, read_results, write_results
 
@@ -103,10 +104,10 @@ def traces() -> list[str]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(dtype: torch.dtype) -> None:
-    class Uniform(nn.Module):
+    class Uniform(LanguageModel):
         encoding = OracleEncoding()
 
-        def forward(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+        def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
             return torch.full((len(tokens), last, VOCABULARY), 3.0, dtype=dtype)
 
     measured = measure(Uniform(), SPLIT)
@@ -409,8 +410,8 @@ def test_a_loss_that_is_not_a_number_is_never_dropped(position: int, tmp_path: P
 @pytest.mark.filterwarnings("error")
 def test_an_infinite_loss_is_counted_too() -> None:
     class Sure(Oracle):
-        def forward(self, tokens: Tensor, positions: Any = None, last: int | None = None) -> Tensor:
-            logits = super().forward(tokens, positions, last)
+        def features(self, tokens: Tensor, *how: Any) -> Tensor:
+            logits = super().features(tokens, *how)
             return logits.masked_fill(logits == logits.amin(), -math.inf)
 
     model = Sure(VOCABULARY, by_visible(lambda v: torch.where(v == 3, 30.0, 0.5)))
@@ -446,7 +447,7 @@ def test_a_loss_too_large_for_a_perplexity_is_kept(tmp_path: Path) -> None:
 def test_a_table_ends_where_it_ends(model: str) -> None:
     """At the training length itself it is whole; one more is a status, not a crash."""
     split = REAL if model == "learned" else MANY
-    tested: nn.Module = oracle(tracer, OracleEncoding(TRAIN), split)
+    tested: LanguageModel = oracle(tracer, OracleEncoding(TRAIN), split)
     limit = f"none is defined for {TRAIN} positions"
     if model == "learned":
         tested, limit = real("learned"), f"learned table has {TRAIN} rows"

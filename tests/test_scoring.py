@@ -15,7 +15,9 @@ import torch
 from oracles import CPU, TRAIN, Hungry, Oracle, make_split, real, traced_loss, tracer, uniform
 from torch import Tensor, nn
 
+from posbench import scoring
 from posbench.errors import OutOfMemoryError
+from posbench.model import LanguageModel
 from posbench.scoring import Losses, window_losses
 
 SPLIT = make_split()
@@ -25,7 +27,7 @@ FLOAT32 = {"rtol": 0, "atol": 1e-5}
 
 
 def score(
-    model: nn.Module, length: int = TRAIN, last: int = TRAIN, batch: int = 4, **more: Any
+    model: LanguageModel, length: int = TRAIN, last: int = TRAIN, batch: int = 4, **more: Any
 ) -> Losses:
     """Losses at ENDS with `batch` windows to a forward pass."""
     tokens = SPLIT.tokens if isinstance(model, Oracle) else make_split(vocabulary=31).tokens
@@ -59,14 +61,14 @@ def test_each_loss_is_that_of_the_token_after_its_input(last: int) -> None:
     assert asked == wanted_asked  # each once, in order, from a window that starts `TRAIN` earlier
 
 
-class Pointer(nn.Module):
+class Pointer(LanguageModel):
     """Certain that the token `ahead` of each input comes next: 1 is right, 0 and 2 are shifted."""
 
     def __init__(self, ahead: int) -> None:
         super().__init__()
         self.ahead = ahead
 
-    def forward(self, tokens: Tensor, positions: Any = None, last: int | None = None) -> Tensor:
+    def features(self, tokens: Tensor, positions: Any = None, last: int | None = None) -> Tensor:
         return 50.0 * nn.functional.one_hot(tokens + self.ahead, VOCABULARY + 2)[:, -last:].float()
 
 
@@ -93,8 +95,8 @@ def test_a_real_model_gives_the_log_softmax_of_its_own_logits() -> None:
 
 
 def test_half_precision_logits_are_scored_in_float32() -> None:
-    class Half(nn.Module):
-        def forward(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+    class Half(LanguageModel):
+        def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
             return torch.zeros(len(tokens), last, 50_257, dtype=torch.bfloat16)
 
     found = window_losses(Half(), SPLIT.tokens, ENDS, TRAIN, 2, CPU, 64)
@@ -118,6 +120,18 @@ def test_batch_size_changes_no_loss(encoding: str, batch: int) -> None:
     model = real(encoding)
     alone = score(model, length=20, last=7, batch=1)
     np.testing.assert_allclose(score(model, length=20, last=7, batch=batch), alone, **FLOAT32)
+
+
+def test_the_head_in_parts_loses_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three windows of seven targets, of which five positions fit at a time."""
+    whole = score(real("rope"), length=20, last=7, batch=3)
+    asked: list[int] = []
+    model = real("rope")
+    head = model.logits
+    monkeypatch.setattr(model, "logits", lambda x: asked.append(x[..., 0].numel()) or head(x))
+    monkeypatch.setattr(scoring, "HEAD_ROWS", 15)
+    np.testing.assert_allclose(score(model, length=20, last=7, batch=3), whole, **FLOAT32)
+    assert asked == [15, 6] * 3 + [14]
 
 
 def test_budget_of_tokens_sets_the_rows_and_is_never_below_one_window() -> None:

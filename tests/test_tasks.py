@@ -51,7 +51,7 @@ from posbench.induction import METRIC, SEQUENCES, measure_induction, repeated
 from posbench.jobs.evaluate import evaluate
 from posbench.jobs.sample import question, sample
 from posbench.jobs.train import resume_training, run_training
-from posbench.model import IGNORED
+from posbench.model import IGNORED, LanguageModel
 from posbench.report import terminal_table, write_report
 from posbench.results import Row, Status
 from posbench.runs import load_run
@@ -360,7 +360,7 @@ def test_padding_changes_nothing() -> None:
 # ---------------------------------------------------------------- scores
 
 
-class Flat(nn.Module):
+class Flat(LanguageModel):
     """Says `token` everywhere, or nothing in particular."""
 
     def __init__(self, vocabulary: int, token: int | None = None) -> None:
@@ -368,7 +368,7 @@ class Flat(nn.Module):
         self.vocabulary, self.token = vocabulary, token
         self.encoding = Encoding(ENCODINGS["none"](), None)  # type: ignore[arg-type]
 
-    def forward(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+    def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
         logits = torch.zeros(*tokens.shape, self.vocabulary)
         if self.token is not None:
             logits[..., self.token] = 5.0
@@ -378,7 +378,7 @@ class Flat(nn.Module):
 class Copier(Flat):
     """Knows how to copy: at place t of an example of n symbols it says what stood n before."""
 
-    def forward(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+    def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
         half = tokens.shape[1] // 2
         said = torch.roll(tokens, half, dims=1)
         return (nn.functional.one_hot(said, self.vocabulary) * 50.0)[:, -last:]
@@ -392,7 +392,7 @@ class Guesser(Flat):
         self.answers = answers
         self.generator = torch.Generator().manual_seed(0)
 
-    def forward(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+    def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
         logits = torch.full((*tokens.shape, self.vocabulary), -1e4)
         noise = torch.rand(*tokens.shape, len(self.answers), generator=self.generator)
         logits[..., self.answers.start : self.answers.stop] = noise
@@ -474,8 +474,8 @@ def test_the_batch_size_changes_nothing() -> None:
 
 def test_what_is_not_finite_counts_as_wrong_and_has_its_status() -> None:
     class Broken(Copier):
-        def forward(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
-            logits = super().forward(tokens, positions, last).clone()
+        def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+            logits = super().features(tokens, positions, last).clone()
             logits[:, -1] = math.nan
             return logits
 
@@ -749,7 +749,7 @@ class Rereader(Flat):
         super().__init__(vocabulary)
         self.distance = distance
 
-    def forward(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+    def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
         logits = torch.zeros(*tokens.shape, self.vocabulary)
         for place in range(self.distance, tokens.shape[1]):
             again = tokens[:, place - self.distance] == tokens[:, place]
@@ -791,7 +791,7 @@ def test_the_same_tokens_are_compared() -> None:
     """A model that knows nothing but how likely each token is gains nothing, to the last bit."""
 
     class Frequencies(Flat):
-        def forward(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+        def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
             return torch.linspace(-3, 3, self.vocabulary).expand(*tokens.shape, -1)[:, -last:]
 
     row = probe(Frequencies(50), 64)

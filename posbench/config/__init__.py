@@ -78,6 +78,14 @@ class Protocol(StrEnum):
     llama_cpp = "llama_cpp"
 
 
+class EvalSplit(StrEnum):
+    """Which documents an evaluation scores."""
+
+    test = "test"
+    validation = "validation"
+    train = "train"
+
+
 class Beyond(StrEnum):
     """What a table of positions does past its end, at evaluation."""
 
@@ -225,6 +233,7 @@ class EvalConfig:
         [Protocol.controlled, Protocol.nonoverlap, Protocol.position],
         "what to measure; a run on a task is measured by its task",
     )
+    split: EvalSplit = setting(EvalSplit.test, "documents that are scored; train is refused")
     max_targets: int | None = setting(
         None, "target tokens of each protocol, at most; null: 16384 on a CPU, 131072 on CUDA", low=1
     )

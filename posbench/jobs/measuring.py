@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.catalog import EXTENSION_CARDS
-from posbench.config import Beyond, EvalSettings
+from posbench.config import Beyond, EvalSettings, EvalSplit
 from posbench.config.encodings import EncodingConfig
 from posbench.config.fields import changed_settings
 from posbench.config.policies import policies_of
@@ -296,7 +296,8 @@ class Measurement:
             if done:
                 name = {"extension": row.extension, "variant": row.variant}
                 record["adaptations"] = [name | done]
-        subject = Subject(model, row, dataset.test, dataset.tokenizer.byte_lengths)
+        split = dataset.split(config.split)
+        subject = Subject(model, row, split, dataset.tokenizer.byte_lengths)
         judged = self._key_tokens(run, plan, heard)
         measured = evaluate_model(subject, plan, config, self.runtime, heard, judged)
         measured.runs = [record]
@@ -345,7 +346,8 @@ class Measurement:
                 )
             dataset = self._dataset(judge)
             model = judge.model().to(self.runtime.device)
-            subject = Subject(model, self._row(judge), dataset.test, dataset.tokenizer.byte_lengths)
+            split = dataset.split(config.split)
+            subject = Subject(model, self._row(judge), split, dataset.tokenizer.byte_lengths)
             self._judged[key] = judge_key_tokens(subject, plan, config, self.runtime, heard)
         return self._judged[key]
 
@@ -403,9 +405,9 @@ class Measurement:
         dataset = self._dataset(run)
         key = (self._key(run), run.settings.context)
         if key not in self._plans:
-            self._plans[key] = plan(
-                dataset.test, run.settings.context, self.settings.eval, self.runtime.device.type
-            )
+            config = self.settings.eval
+            split = dataset.split(config.split)
+            self._plans[key] = plan(split, run.settings.context, config, self.runtime.device.type)
         return self._plans[key]
 
     def _task_plan(self, run: Run) -> TaskPlan:
@@ -416,6 +418,11 @@ class Measurement:
         key = (self._key(run), run.settings.context)
         if key not in self._task_plans:
             assert isinstance(run.settings.data, TaskConfig)
+            if self.settings.eval.split is not EvalSplit.test:
+                raise UserError(
+                    f"eval.split={self.settings.eval.split} is for text; {run.folder} was trained "
+                    "on a task, which is always measured on its test examples."
+                )
             dataset = TaskDataset(run.settings.data)
             self._task_plans[key] = plan_task(dataset, run.settings.context, self.settings.eval)
         plan = self._task_plans[key]
@@ -439,7 +446,9 @@ class Measurement:
             "corpus": dataset.corpus,
             "tokenizer": run.settings.tokenizer.name,
             "unigram_ppl": unigram_perplexity(
-                dataset.train.tokens, dataset.test.tokens, dataset.tokenizer.vocabulary
+                dataset.train.tokens,
+                dataset.split(self.settings.eval.split).tokens,
+                dataset.tokenizer.vocabulary,
             ),
             "protocol": self._protocol(self._plan(run)),
         }
@@ -471,6 +480,7 @@ class Measurement:
         places = plan.places
         return {
             "protocol": PROTOCOL,
+            "split": str(self.settings.eval.split),
             "anchor_targets": places.size,
             "longest_context": plan.longest,
             "controlled_targets": len(places.anchors) * places.size,
@@ -478,8 +488,8 @@ class Measurement:
             "position_tokens": sum(span.size for span in places.spans),
             "preset_tokens": sum(text.size for text in places.stretches),
             "stride": places.stride,
-            "test_documents_kept": plan.kept_documents,
-            "test_tokens_kept": plan.kept_tokens,
+            "documents_kept": plan.kept_documents,
+            "tokens_kept": plan.kept_tokens,
             "nonoverlap_partial_tokens": {
                 str(length): plan.longest % length for length in plan.lengths.values()
             },

@@ -15,9 +15,9 @@ from posbench.results import Evaluation, Row, Status
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from torch import nn
 
     from posbench.data import Split
+    from posbench.model import LanguageModel
     from posbench.runtime import Runtime
 
 EXACT = 1e-10  # oracles give float64 logits
@@ -68,7 +68,7 @@ def run_selftest() -> None:
 
 
 def measure(
-    model: nn.Module,
+    model: LanguageModel,
     split: Split,
     runtime: Runtime,
     train_length: int,

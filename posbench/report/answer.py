@@ -110,7 +110,20 @@ def caveats(evaluation: Evaluation, shown: list[Table]) -> list[str]:
         *_remarks(shown, evaluation),
         *_unlearned(evaluation, shown),
         *_targets(evaluation, shown),
+        *_split(evaluation),
         *_seeds(shown),
+    ]
+
+
+def _split(evaluation: Evaluation) -> list[str]:
+    protocols = [run.get("protocol") for run in evaluation.runs]
+    splits = {
+        str(each["split"]) for each in protocols if isinstance(each, dict) and "split" in each
+    }
+    return [
+        f"Documents of the {split} split were scored (eval.split={split}), not those of the test "
+        "split."
+        for split in sorted(splits - {"test"})
     ]
 
 

@@ -801,8 +801,8 @@ PROTOCOL_CARDS = (
         kind="preset",
         scores="Every token from a window of its own, full from the first length on.",
         differs=(
-            "No early-token effect but in the first window; an eighth of the targets, because each "
-            "costs a whole window."
+            "No early-token effect but in the first window. Every sixteenth window is read and "
+            "stands for sixteen, because each target costs a whole one."
         ),
         source="Press et al. 2022 (ALiBi), appendix B; --context-window in their code",
     ),

@@ -205,8 +205,12 @@ def _cut(protocol: str, count: int, length: int, size: int, stride: int) -> list
             return _disjoint(count, length)
         case "sliding":
             return _strided(count, length, stride)
-        case "stride1":  # a window ends at every token; the first is scored as a whole
-            return _strided(count, length, 1)
+        case "stride1":  # a window ends at every token, of which one in sixteen is read
+            every = _strided(count, length, 1)
+            return [
+                every[0],
+                *(every[min(n + 15, len(every) - 1)] for n in range(1, len(every), 16)),
+            ]
         case "position":
             return [[(t, t, length) for t in range(1, length + 1)]]
         case "tail":
@@ -284,6 +288,14 @@ def expected_mean(protocol: str, windows: list[list[Target]], loss: Callable[...
     if protocol.startswith("yarn"):
         means = [math.fsum(window) / len(window) for window in losses]
         return math.fsum(means) / len(means)
+    if protocol == "stride1":  # the last window of a text stands for what is left of it
+        total, weight, before = 0.0, 0, 0
+        for window, targets in zip(losses, windows, strict=True):
+            stands_for = 1 if targets[0][1] == 1 else targets[0][0] - before
+            total += stands_for * math.fsum(window)
+            weight += stands_for * len(window)
+            before = targets[-1][0]
+        return total / weight
     if protocol == "hf_stride":
         total, labels = 0.0, 0
         for window, targets in zip(losses, windows, strict=True):

@@ -11,7 +11,7 @@ from posbench.errors import UserError
 from posbench.induction import METRIC as INDUCTION
 from posbench.induction import SEQUENCES
 from posbench.passes import Sharing
-from posbench.protocols import BY_WINDOWS, STRIDE1_SHARE, Layout, Places, layout
+from posbench.protocols import BY_WINDOWS, Layout, Places, layout
 from posbench.results import Row
 from posbench.targets import anchors, beginnings, digest, spans, stretches
 
@@ -80,7 +80,6 @@ def plan(split: Split, train_length: int, config: EvalConfig, device: str) -> Pl
         disjoint,
         disjoint[: max(1, (config.span_tokens or most) // longest)],
         stretches(split, longest, size, most),
-        stretches(split, longest, size, max(1, most // STRIDE1_SHARE)),
         beginnings(split, longest, most),
         config.stride or max(1, train_length // 4),
     )

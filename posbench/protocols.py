@@ -22,7 +22,7 @@ import numpy.typing as npt
 from posbench.config import Protocol
 from posbench.targets import Integers, Text
 
-STRIDE1_SHARE = 8  # `stride1` reads a whole window for each target, so it scores fewer
+STRIDE1_EVERY = 16  # `stride1` reads a whole window for each target, so it takes a sample
 YARN_STRIDE = 256
 LAST = 256
 
@@ -82,8 +82,7 @@ class Places:
     size: int  # targets at each of them
     spans: list[Text]  # disjoint texts before anchors: all of them, and those cut into blocks
     cut_spans: list[Text]
-    stretches: list[Text]  # for presets, and the few of them that stride 1 can afford
-    few_stretches: list[Text]
+    stretches: list[Text]  # for presets
     beginnings: list[Text]  # of documents
     stride: int
 
@@ -109,6 +108,8 @@ def _note(protocol: Protocol, places: Places, length: int) -> str:
             stride = yarn_stride(length)
             half = "" if stride == YARN_STRIDE else ", half of the window instead of 256"
             return f"unweighted mean of window means; stride {stride}{half}"
+        case Protocol.stride1:
+            return f"every {STRIDE1_EVERY}th window after the first of a text, weighing as many"
         case Protocol.yarn_truncate:
             return "unweighted mean of the means of documents"
         case Protocol.hf_stride:
@@ -137,6 +138,19 @@ def sliding(text: Text, length: int, stride: int) -> Iterator[Window]:
         done = end
         if end == text.size:
             return
+
+
+def one_by_one(text: Text, length: int) -> Iterator[Window]:
+    """Windows one token apart: the first scores all it has, each other one its last target.
+
+    Of those only every STRIDE1_EVERY-th is read, and weighs as much as all that it stands for.
+    """
+    done = min(length, text.size)
+    yield Window(text.start, done, done)
+    while done < text.size:
+        some = min(STRIDE1_EVERY, text.size - done)
+        done += some
+        yield Window(text.start + done - length, length, 1, float(some))
 
 
 def rolling(text: Text, length: int) -> Iterator[Window]:
@@ -221,10 +235,6 @@ def _first(places: Places) -> list[Text]:
     return places.beginnings
 
 
-def _few(places: Places) -> list[Text]:
-    return places.few_stretches
-
-
 # A published window of `n` tokens holds inputs and targets: it reads n - 1 and predicts n - 1.
 _LAYOUTS: dict[Protocol, Cut] = {
     Protocol.controlled: _controlled,
@@ -233,7 +243,7 @@ _LAYOUTS: dict[Protocol, Cut] = {
     Protocol.position: _each(_all, lambda text, n, _: beginning(text, n, n)),
     Protocol.tail: _each(_all, lambda text, n, at: beginning(text, n, min(at.size, n))),
     Protocol.alibi_paper: _each(_long, lambda text, n, _: blocks(text, n)),
-    Protocol.stride1: _each(_few, lambda text, n, _: sliding(text, n, 1)),
+    Protocol.stride1: _each(_long, lambda text, n, _: one_by_one(text, n)),
     Protocol.yarn_truncate: _each(
         _first, lambda text, n, _: window_means(beginning(text, n - 1, n - 1))
     ),

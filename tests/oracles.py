@@ -300,6 +300,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "sums in float32": (evaluation._Cells, "_summarise", float32_sums),
     "alibi_paper drops the last block": last_window_dropped(Protocol.alibi_paper),
     "stride1 scores a token fewer": one_fewer(Protocol.stride1),
+    "stride1 weighs its sample like the rest": every_target_alike(Protocol.stride1),
     "yarn_truncate reads its first token as a target": longer_by_one(Protocol.yarn_truncate),
     "yarn_sliding weighs targets": every_target_alike(Protocol.yarn_sliding),
     "hf_stride weighs targets": every_target_alike(Protocol.hf_stride),

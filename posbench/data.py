@@ -76,7 +76,20 @@ class Dataset:
 
     def split(self, name: EvalSplit) -> Split:
         """The documents that are to be scored."""
+        if name is EvalSplit.all:
+            return self._everything()
         return {EvalSplit.test: self.test, EvalSplit.validation: self.validation}[name]
+
+    def _everything(self) -> Split:
+        """The documents of all splits: for a model that was trained on none of them."""
+        splits = [self.train, self.validation, self.test]
+        lengths = np.concatenate([split.lengths for split in splits])
+        return Split(
+            np.concatenate([split.tokens for split in splits]),
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            [name for split in splits for name in split.names],
+            self.corpus,
+        )
 
     def describe(self, settings: TrainSettings) -> str:
         """What it is, in one line for people."""
@@ -124,6 +137,25 @@ def prepare_with(data: DataConfig, tokenizer_json: str, note: Note = _to_stderr)
     tokenizer = load_tokenizer(tokenizer_json)
     corpus = load_corpus(data)
     return _dataset(corpus, split_documents(corpus, data), tokenizer, note)
+
+
+def prepare_foreign(
+    data: DataConfig, tokenizer: Tokenizer, note: Note = _to_stderr
+) -> tuple[Dataset, bool]:
+    """The corpus under the tokenizer of a model that others trained.
+
+    And whether its `byte_lengths` add up to the bytes of each document. One more is allowed: many
+    put a space before a text.
+    """
+    corpus = load_corpus(data)
+    dataset = _dataset(corpus, split_documents(corpus, data), tokenizer, note)
+    sizes = {document.name: len(document.text.encode()) for document in corpus.documents}
+    for split in (dataset.train, dataset.validation, dataset.test):
+        up_to = np.concatenate([[0], np.cumsum(tokenizer.byte_lengths[split.tokens])])
+        extra = np.diff(up_to[split.offsets]) - [sizes[name] for name in split.names]
+        if ((extra < 0) | (extra > 1)).any():
+            return dataset, False
+    return dataset, True
 
 
 # ---------------------------------------------------------------- the cache

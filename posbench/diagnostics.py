@@ -10,11 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from posbench.attention import weights
 from posbench.data import Split
-from posbench.encodings import Encoding
-from posbench.errors import OutOfMemoryError, UnsupportedError
-from posbench.model import GPT, Attention, Block
+from posbench.errors import OutOfMemoryError
+from posbench.foreign import ForeignModel
+from posbench.model import GPT
 from posbench.results import Status
 from posbench.runtime import Runtime, is_out_of_memory
 from posbench.scoring import Foreign, Scored
@@ -60,7 +59,7 @@ def foreign(split: Split, ends: Integers, count: int) -> Foreign | None:
 
 @torch.inference_mode()
 def attention(
-    model: GPT,
+    model: GPT | ForeignModel,
     tokens: npt.NDArray[np.unsignedinteger],
     ends: Integers,
     length: int,
@@ -74,44 +73,27 @@ def attention(
     divided by ln(i + 1), that of even weights; the distance i - j; the weight on distances from the
     training length on; and the weight on the window's first token.
     """
-    if any(getattr(each, "attend", None) for each in _hooks(model)):
-        raise UnsupportedError(
-            f"{model.encoding.config.name} has a kernel of its own, which forms no attention scores"
-        )
-    total = np.zeros((model.config.layers, model.config.heads, len(ATTENTION)))
+    shape = model.encoding.shape
+    total = np.zeros((shape.layers, shape.heads, len(ATTENTION)))
 
-    def look(module: torch.nn.Module, given: tuple[Tensor, Encoding, Tensor, int]) -> None:
-        assert isinstance(module, Attention)
-        x, encoding, positions, layer = given
-        q, k, _ = module.project(x)
-        for rows, shares in weights(q, k, encoding.hooks(x, positions, layer)):
-            total[layer] += _looked(rows, shares, train_length).cpu().numpy()
+    def look(layer: int, rows: Tensor, shares: Tensor) -> None:
+        total[layer] += _looked(rows, shares, train_length).cpu().numpy()
 
-    blocks = [block for block in model.blocks if isinstance(block, Block)]
-    handles = [block.attention.register_forward_pre_hook(look) for block in blocks]
     was_training = model.training
     model.eval()
     try:
-        for end in ends.tolist():  # one at a time: scores of all heads are held at once
-            window = torch.from_numpy(tokens[end - length : end].astype(np.int64))
-            model(window[None].to(runtime.device), last=1)
-            scored(length)
+        with model.watched(look):
+            for end in ends.tolist():  # one at a time: scores of all heads are held at once
+                window = torch.from_numpy(tokens[end - length : end].astype(np.int64))
+                model(window[None].to(runtime.device), last=1)
+                scored(length)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemoryError(f"one window of {length} tokens does not fit") from None
     finally:
         model.train(was_training)
-        for handle in handles:
-            handle.remove()
     return total / (len(ends) * (length - 1))
-
-
-def _hooks(model: GPT) -> list[object]:
-    """What each layer does with position, from a text of two tokens."""
-    x = model.embedding.weight.new_zeros(1, 2, model.config.width)
-    positions = torch.arange(2, device=x.device)
-    return [model.encoding.hooks(x, positions, layer) for layer in range(model.config.layers)]
 
 
 def _looked(rows: Tensor, shares: Tensor, train_length: int) -> Tensor:

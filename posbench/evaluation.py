@@ -22,6 +22,7 @@ from posbench import diagnostics
 from posbench.config import EvalConfig, Protocol
 from posbench.data import Split
 from posbench.errors import OutOfMemoryError, UnsupportedError
+from posbench.foreign import ForeignModel
 from posbench.induction import measure_induction
 from posbench.model import GPT
 from posbench.passes import Pass, Passes, Sharing
@@ -45,10 +46,10 @@ from posbench.targets import Integers, digest, documents_of
 class Subject:
     """One model to be evaluated, with what identifies its rows."""
 
-    model: GPT
+    model: GPT | ForeignModel
     row: Row  # run_id, encoding, extension, model, seed, train_length, fingerprints filled in
     split: Split
-    byte_lengths: npt.NDArray[np.int64]
+    byte_lengths: npt.NDArray[np.int64] | None  # None: not known, so no bits per byte
 
 
 def evaluate_model(
@@ -229,9 +230,7 @@ class _Cells:
         weighed = losses * weights
         row.nll = float(weighed.sum() / weights.sum())
         row.ppl = row.value = perplexity(row.nll)
-        tokens = self.subject.split.tokens
-        scored_bytes = int(self.subject.byte_lengths[tokens[targets]].sum())
-        row.bpb = row.nll * losses.size / (math.log(2) * scored_bytes)
+        row.bpb = self._bits_per_byte(row.nll, targets)
         interval = bootstrap_interval(
             _totals(place, weighed), _totals(place, weights), self.config.bootstrap
         )
@@ -317,7 +316,7 @@ class _Cells:
         base, here = pair
         row.value = float((base.losses - here.losses).mean())
         sums = self._by_document(base, base.losses - here.losses)
-        row.bpb = row.value * base.losses.size / (math.log(2) * self._bytes(base))
+        row.bpb = self._bits_per_byte(row.value, base.layout.targets())
         self._interval(
             row, bootstrap_interval(sums.sums, sums.counts, self.config.bootstrap), float
         )
@@ -403,9 +402,12 @@ class _Cells:
         _, place = np.unique(owners, return_inverse=True)
         return _Sums(_totals(place, losses), np.bincount(place).astype(np.int64))
 
-    def _bytes(self, measured: _Measured) -> int:
-        tokens = self.subject.split.tokens[measured.layout.targets()]
-        return int(self.subject.byte_lengths[tokens].sum())
+    def _bits_per_byte(self, nats: float, targets: Integers) -> float | None:
+        """A mean of nats per target as bits per byte of the targets."""
+        if self.subject.byte_lengths is None:
+            return None
+        scored = int(self.subject.byte_lengths[self.subject.split.tokens[targets]].sum())
+        return nats * targets.size / (math.log(2) * scored)
 
     # ------------------------------------------------------------ diagnostics
 

@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from posbench.config import EvalConfig
+from posbench.foreign import ForeignModel
 from posbench.model import GPT
 from posbench.results import Row, Status
 from posbench.runtime import Runtime
@@ -42,7 +43,11 @@ def repeated(vocabulary: int, half: int) -> Examples:
 
 
 def measure_induction(
-    model: GPT, row: Row, config: EvalConfig, runtime: Runtime, scored: Scored = lambda _: None
+    model: GPT | ForeignModel,
+    row: Row,
+    config: EvalConfig,
+    runtime: Runtime,
+    scored: Scored = lambda _: None,
 ) -> Row:
     """Fill in the row of one length: `row.eval_length` tokens, half of them the repeat.
 
@@ -56,7 +61,9 @@ def measure_induction(
     return row
 
 
-def _measure(model: GPT, row: Row, config: EvalConfig, runtime: Runtime, scored: Scored) -> None:
+def _measure(
+    model: GPT | ForeignModel, row: Row, config: EvalConfig, runtime: Runtime, scored: Scored
+) -> None:
     half = row.eval_length // 2
     if half < 2:
         row.status = Status.not_enough_data

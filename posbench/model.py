@@ -5,19 +5,24 @@ Shapes: B batch, T tokens, C width, H heads, D head size, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posbench.attention import Kernel, attend, choose
+from posbench.attention import Kernel, attend, choose, weights
 from posbench.config import Mlp, ModelConfig, Norm
 from posbench.config.encodings import EncodingConfig
 from posbench.config.policies import Policies
-from posbench.encodings import Encoding, Shape, build
+from posbench.encodings import Encoding, Hooks, Shape, build
 from posbench.encodings.policies import governed
 from posbench.encodings.seeds import seeded
+from posbench.errors import UnsupportedError
+
+Look = Callable[[int, Tensor, Tensor], None]
 
 INIT_STD = 0.02
 IGNORED = -100  # a target that costs nothing; torch's own number for it
@@ -165,15 +170,43 @@ class GPT(LanguageModel):
             assert isinstance(block, Block)
             block.attention.kernel = kernel
 
+    @contextlib.contextmanager
+    def watched(self, look: Look) -> Iterator[None]:
+        """Inside, `look(layer, rows [R], shares [B, H, R, S])` sees where each layer attends.
+
+        Raises UnsupportedError for an encoding whose kernel forms no scores.
+        """
+        if any(each.attend for each in self._hooks()):
+            raise UnsupportedError(
+                f"{self.encoding.config.name} has a kernel of its own, which forms no attention "
+                "scores"
+            )
+
+        def seen(module: nn.Module, given: tuple[Tensor, Encoding, Tensor, int]) -> None:
+            assert isinstance(module, Attention)
+            x, encoding, positions, layer = given
+            q, k, _ = module.project(x)
+            for rows, shares in weights(q, k, encoding.hooks(x, positions, layer)):
+                look(layer, rows, shares)
+
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        handles = [block.attention.register_forward_pre_hook(seen) for block in blocks]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
     def kernels(self, device: str) -> list[Kernel]:
         """The kernel of each layer on a device type, for the record."""
+        return [choose(each, device, self.config.head_size) for each in self._hooks()]
+
+    def _hooks(self) -> list[Hooks]:
+        """What each layer does with position, from a text of two tokens."""
         x = self.embedding.weight.new_zeros(1, 2, self.config.width)
         positions = torch.arange(2, device=x.device)
         with torch.no_grad():
-            hooks = [
-                self.encoding.hooks(x, positions, layer) for layer in range(self.config.layers)
-            ]
-        return [choose(each, device, self.config.head_size) for each in hooks]
+            return [self.encoding.hooks(x, positions, layer) for layer in range(self.config.layers)]
 
 
 def build_model(

@@ -51,6 +51,7 @@ def check(settings: Settings) -> None:
         _check_ratios("eval.ratios", settings.eval.ratios)
         _check_stretch(settings.extension)
         _check_search(settings)
+        _check_models(settings)
         if not settings.eval.protocols:
             raise UserError("eval.protocols is empty; give at least one, such as [controlled].")
         if settings.eval.split is EvalSplit.train:
@@ -94,6 +95,57 @@ def _check_search(settings: EvalSettings) -> None:
             f"extension.search={extension.search} has nothing to look for at 1x. Give "
             "extension.factor=4, or a ratio above 1 in eval.ratios."
         )
+
+
+def _check_models(settings: EvalSettings) -> None:
+    """What goes with a model that others trained, and what with a run of posbench."""
+    if settings.models is None:
+        for key, value in (("context", settings.context), ("data", settings.data)):
+            if value is not None:
+                told = getattr(value, "name", value)
+                raise UserError(
+                    f"{key}={told} is what a run was trained with (posbench train, inspect), and "
+                    f"an evaluation keeps to it; here {key} goes with model=hf:FOLDER."
+                )
+        if settings.eval.split is EvalSplit.all:
+            raise UserError(
+                "eval.split=all holds text that the run was trained on, which says nothing about "
+                "new text; it goes with model=hf:FOLDER."
+            )
+        return
+    models = settings.models if isinstance(settings.models, list) else [settings.models]
+    for model in models:
+        if not isinstance(model, str) or not model.startswith("hf:") or model == "hf:":
+            raise UserError(
+                f"model={model} must be hf: and a folder that holds a model in Hugging Face's "
+                "format, as in model=hf:FOLDER. A run of posbench is runs=FOLDER."
+            )
+    if not models:
+        raise UserError("model=[] names no model; give one, as in model=hf:FOLDER.")
+    _check_twice("model", models)
+    if settings.runs is not None:
+        raise UserError(
+            f"runs={settings.runs} and model={settings.models} are two evaluations: a run is "
+            "measured on its own corpus, under its own tokenizer. Leave out one of the two."
+        )
+    if isinstance(settings.data, TaskConfig):
+        raise UserError(
+            f"data={settings.data.name} is a task, in words of its own; a model of others reads "
+            "text. Choose a corpus, such as data=pysource."
+        )
+    extension = settings.extension
+    for key in ("finetune_steps", "search"):
+        if getattr(extension, key, 0):
+            raise UserError(
+                f"extension.{key}={getattr(extension, key)} works on runs of posbench; leave it "
+                "out with model=hf:FOLDER."
+            )
+    for key in ("temperature", "reference"):
+        if getattr(settings.eval, key) is not None:
+            raise UserError(
+                f"eval.{key}={getattr(settings.eval, key)} is for runs of posbench; leave it out "
+                "with model=hf:FOLDER."
+            )
 
 
 def _check_order(larger: str, high: float, smaller: str, low: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -81,6 +82,47 @@ class BpeTokenizer(Tokenizer):
         if None in names:
             raise ValueError("the ids of its vocabulary have gaps")
         self.byte_lengths = np.array([len(name) for name in names], dtype=np.int64)
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(item.ids, dtype=self.dtype) for item in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._inner.decode([int(token) for token in ids], skip_special_tokens=False))
+
+    def to_json(self) -> str:
+        return self._json
+
+
+class ForeignTokenizer(Tokenizer):
+    """The tokenizer of a model that others trained, from its tokenizer.json, whatever it does.
+
+    Text that looks like a special token stays text. `byte_lengths` reads a token's name: bytes in
+    the byte-level alphabet, <0x0A> as one byte, and a space for U+2581; 0 for ids without a name.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._json = text
+        try:
+            self._inner = _library().Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception for what it cannot parse
+            raise ValueError(f"not a tokenizer: {error}") from error
+        self._inner.no_padding()
+        self._inner.no_truncation()
+        self._inner.encode_special_tokens = True
+        names = {token: name for name, token in self._inner.get_vocab(True).items()}
+        self.vocabulary = max(names) + 1
+        added = self._inner.get_added_tokens_decoder()
+        saved = json.loads(text)
+        by_bytes = "ByteLevel" in json.dumps([saved.get("pre_tokenizer"), saved.get("decoder")])
+        self.byte_lengths = np.zeros(self.vocabulary, dtype=np.int64)
+        for token, name in names.items():
+            if by_bytes and token not in added:
+                self.byte_lengths[token] = len(name)
+            elif re.fullmatch("<0x[0-9A-F]{2}>", name):
+                self.byte_lengths[token] = 1
+            else:
+                self.byte_lengths[token] = len(name.replace("\u2581", " ").encode())
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         encoded = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)

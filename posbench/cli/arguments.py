@@ -8,7 +8,7 @@ from pathlib import Path
 
 from posbench.cli.guard import check_config_dir
 from posbench.cli.matching import did_you_mean
-from posbench.cli.space import PLUGINS_KEY, RESUME_KEYS, App
+from posbench.cli.space import PLUGINS_KEY, RESUME_KEYS, TYPED, App, empty_groups
 from posbench.errors import UserError
 from posbench.plugins import named_paths
 
@@ -76,8 +76,18 @@ def read(app: App, words: list[str]) -> Line:
         else:
             line.overrides.append(word)
     _check_modes(line)
+    check_groups(app, line.overrides)
     line.overrides = [prepare(app, word, line.multirun) for word in line.overrides]
     return line
+
+
+def check_groups(app: App, words: list[str]) -> None:
+    """Raise UserError for a setting of a group that is left empty: Hydra has no words for it."""
+    for group in empty_groups(app):
+        keys = [word.partition("=")[0] for word in words]
+        below = [key for key in keys if key.startswith(f"{group}.")]
+        if below and group not in keys:
+            raise UserError(f"{below[0]} goes with {group}=OPTION; add it, as in {group}=text.")
 
 
 def _check_modes(line: Line) -> None:
@@ -125,9 +135,26 @@ def prepare(app: App, word: str, multirun: bool) -> str:
     _refuse(key, word)
     if key in app.groups and value[:1] in ("[", "{"):
         raise UserError(f"{word}: {key} takes one option; -m {key}=A,B runs once for each.")
+    if key in (*TYPED, *TYPED.values()) and app.command == "eval-extrapolate":
+        return f"models={_models(value, multirun)}"
     if key in FOLDER_KEYS or (key in PATH_KEYS and not (multirun and "," in value)):
         return f"{key}={quote(value)}"
     return word
+
+
+def _models(value: str, multirun: bool) -> str:
+    """The value of `model=`, each path in it quoted: one, a list, or several to sweep over."""
+    inside = value.removeprefix("[").removesuffix("]")
+    models = re.split(r",(?=hf:)", inside)
+    quoted = ",".join(quote(each) for each in models)
+    if value == f"[{inside}]":
+        return f"[{quoted}]"
+    if len(models) > 1 and not multirun:
+        raise UserError(
+            f"model={value} holds several models. Write a list for one table of all, "
+            f"model=[{value}], or add -m to run once for each."
+        )
+    return quoted
 
 
 def _bare_hint(app: App, word: str) -> str:

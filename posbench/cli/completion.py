@@ -6,7 +6,17 @@ import itertools
 from pathlib import Path
 
 from posbench.cli.matching import did_you_mean
-from posbench.cli.space import APPS, HYDRA_KEYS, PLUGINS_KEY, RESUME_KEYS, App, Key, keys, options
+from posbench.cli.space import (
+    APPS,
+    HYDRA_KEYS,
+    PLUGINS_KEY,
+    RESUME_KEYS,
+    TYPED,
+    App,
+    Key,
+    keys,
+    options,
+)
 from posbench.errors import UserError
 
 HELP = """posbench completion bash|zsh|fish: print a script that completes commands and settings.
@@ -99,7 +109,7 @@ def _setting(app: App, words: list[str], last: str) -> list[str]:
     name, equals, _ = last.partition("=")
     if equals:
         return _starting(last, _values(app, name, last, known, extra))
-    own = [f"{key.path}=" for key in known]
+    own = [f"{TYPED.get(key.path, key.path)}=" for key in known]
     resume = [f"{key}=" for key in RESUME_KEYS] if app.command == "train" else []
     groups = [f"{group}=" for group in app.groups]
     files = [f"{PLUGINS_KEY}="]

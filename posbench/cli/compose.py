@@ -16,6 +16,7 @@ from posbench.cli import arguments, mistakes
 from posbench.cli.space import APPS, PLUGINS_KEY, App, configs_folder
 from posbench.config.encodings import EncodingConfig
 from posbench.config.extensions import ExtensionConfig
+from posbench.config.fields import default_of
 from posbench.config.policies import part_of
 from posbench.errors import UserError
 from posbench.files import stamp
@@ -51,8 +52,8 @@ def register() -> None:
         ("eval_settings", config.EvalSettings),
         ("inspect_settings", config.InspectSettings),
     ):
-        fields = {item.name for item in dataclasses.fields(root)}
-        bases = {group: base() for group, base in _BASES.items() if group in fields}
+        chosen = {item.name for item in dataclasses.fields(root) if default_of(item) is not None}
+        bases = {group: base() for group, base in _BASES.items() if group in chosen}
         store.store(name=name, node=root(**bases))
     for group, table in config.GROUPS.items():
         for option, kind in table.items():
@@ -105,6 +106,7 @@ def configure(command: str, *overrides: str) -> config.Settings:
     plugins.load_installed()
     plugins.load(path for word in named for path in plugins.named_paths(word.partition("=")[2]))
     register()
+    arguments.check_groups(app, list(overrides))
     words = [
         arguments.prepare(app, word, multirun=False) for word in overrides if word not in named
     ]

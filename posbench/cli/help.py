@@ -11,6 +11,7 @@ from posbench.cli.space import (
     HYDRA_KEYS,
     PLUGINS_HELP,
     RESUME_KEYS,
+    TYPED,
     App,
     Key,
     Option,
@@ -95,7 +96,9 @@ def _key_rows(app: App) -> list[tuple[str, str]]:
         for key in _own_keys(group, option)
     }
     return [
-        (f"{key.path}={_shown(key)}", _meaning(key)) for key in keys(app) if key.path not in own
+        (f"{TYPED.get(key.path, key.path)}={_shown(key)}", _meaning(key))
+        for key in keys(app)
+        if key.path not in own
     ]
 
 

@@ -63,7 +63,7 @@ APPS = {
             "eval-extrapolate",
             "measure perplexity, or the task trained on, at 1x, 2x, 4x the training length",
             config.EvalSettings,
-            ("eval", "extension"),
+            ("eval", "extension", "data"),
             (
                 "posbench eval-extrapolate",
                 "posbench eval-extrapolate runs=outputs/train/20261130-061502-1f3a-rope",
@@ -71,6 +71,7 @@ APPS = {
                 "posbench eval-extrapolate -m extension=none,pi extension.finetune_steps=0,200",
                 "posbench eval-extrapolate eval.ratios=[0.5,1,2,4,8,16]",
                 "posbench eval-extrapolate eval=all",
+                "posbench eval-extrapolate model=hf:FOLDER data=text data.path=book.txt",
             ),
         ),
         App(
@@ -96,6 +97,9 @@ HYDRA_KEYS = {
     "hydra.launcher.jobs": "jobs at a time; null: one per GPU, or one per CPU core",
     "hydra/launcher": "posbench: a process per job; basic: one after another in this process",
 }
+
+# How a setting is typed whose own name differs: Hydra would look for `model=` among the sizes.
+TYPED = {"models": "model"}
 
 # What `posbench train` takes besides settings: it goes on with a run instead of composing one.
 RESUME_KEYS = {
@@ -193,12 +197,19 @@ def keys(app: App, chosen: dict[str, str] | None = None, extra: tuple[Path, ...]
     hints = typing.get_type_hints(app.settings)
     for item in dataclasses.fields(app.settings):
         default = default_of(item)
-        if not dataclasses.is_dataclass(default):
+        if not dataclasses.is_dataclass(default) and item.name not in app.groups:
             found.append(_key(hints[item.name], item, ""))
             continue
         kind = _kind(item.name, type(default), chosen or {}, extra)
-        found += _group_keys(kind, item.name)
+        if dataclasses.is_dataclass(kind):  # a group that is left empty has no keys
+            found += _group_keys(kind, item.name)
     return found
+
+
+def empty_groups(app: App) -> list[str]:
+    """Groups of `app` of which nothing is chosen unless it is typed."""
+    items = dataclasses.fields(app.settings)
+    return [item.name for item in items if item.name in app.groups and default_of(item) is None]
 
 
 def _kind(

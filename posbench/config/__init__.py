@@ -84,6 +84,7 @@ class EvalSplit(StrEnum):
     test = "test"
     validation = "validation"
     train = "train"
+    all = "all"
 
 
 class Beyond(StrEnum):
@@ -233,7 +234,10 @@ class EvalConfig:
         [Protocol.controlled, Protocol.nonoverlap, Protocol.position],
         "what to measure; a run on a task is measured by its task",
     )
-    split: EvalSplit = setting(EvalSplit.test, "documents that are scored; train is refused")
+    split: EvalSplit = setting(
+        EvalSplit.test,
+        "documents that are scored; train is refused, and all is for model=hf:FOLDER",
+    )
     max_targets: int | None = setting(
         None, "target tokens of each protocol, at most; null: 16384 on a CPU, 131072 on CUDA", low=1
     )
@@ -275,6 +279,15 @@ class EvalSettings:
     """All settings of `posbench eval-extrapolate`."""
 
     runs: Any = setting(None, "a run, a sweep, a list or a glob; null takes the newest")
+    models: Any = setting(
+        None, "instead of runs: a model that others trained, hf:FOLDER in Hugging Face's format"
+    )
+    context: int | None = setting(
+        None, "model=hf:FOLDER: its training length in tokens; null: what its config says", low=2
+    )
+    data: DataConfig | None = setting(
+        None, "model=hf:FOLDER: the corpus to measure on; null: pysource"
+    )
     plugins_changed: bool = setting(
         False, "evaluate with a plugin that has changed since training; every row says so"
     )

@@ -113,6 +113,10 @@ def _asked(settings: EvalSettings) -> dict[str, Any]:
     asked: dict[str, Any] = {f"eval.{key}": value for key, value in to_dict(settings.eval).items()}
     asked |= {f"extension.{key}": value for key, value in to_dict(settings.extension).items()}
     asked |= {"dtype": str(settings.dtype), "device": str(settings.device)}
+    if settings.models is not None:
+        from posbench.jobs.foreign import asked_models
+
+        return asked | asked_models(settings)
     runs = [_checkpoint(folder, settings.plugins_changed) for folder in find_folders(settings.runs)]
     return asked | {"runs": runs}
 
@@ -177,11 +181,17 @@ def _measure(settings: EvalSettings, command: list[str]) -> tuple[Evaluation, li
 
     check(settings)
     runtime = resolve(settings.device, settings.dtype, threads=settings.threads, training=False)
-    candidates = find_candidates(settings)
-    evaluation = Measurement(settings, runtime).evaluate(candidates)
+    if settings.models is not None:
+        from posbench.jobs.foreign import measure_foreign
+
+        evaluation, damaged = measure_foreign(settings, runtime)
+    else:
+        candidates = find_candidates(settings)
+        evaluation = Measurement(settings, runtime).evaluate(candidates)
+        damaged = [each.damaged for each in candidates if each.damaged]
     evaluation.provenance = {
         "posbench": __version__,
         **runtime.record(),
         "evaluations": [{"command": command, "created": now(), "asked": _asked(settings)}],
     }
-    return evaluation, [each.damaged for each in candidates if each.damaged]
+    return evaluation, damaged

@@ -68,14 +68,14 @@ def find_candidates(settings: EvalSettings) -> list[Candidate]:
         raise UserError(" ".join(dict.fromkeys(each.foreign for each in candidates)))
     for each in candidates:
         if each.skipped:
-            _warn(each.skipped)
+            warn(each.skipped)
     raise_damaged(damaged if len(damaged) == len(candidates) else [])
     if not any(each.usable for each in candidates):
         raise UserError(_fits_none(settings, candidates))
     return candidates
 
 
-def _warn(sentence: str) -> None:
+def warn(sentence: str) -> None:
     print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
@@ -162,7 +162,7 @@ def _fits_none(settings: EvalSettings, candidates: list[Candidate]) -> str:
     )
 
 
-def _variant(settings: EvalSettings, encoding: EncodingConfig | None = None) -> str:
+def variant_of(settings: EvalSettings, encoding: EncodingConfig | None = None) -> str:
     """What a row says of a model that is not evaluated as it was trained."""
     extension, config = settings.extension, settings.eval
     parts = []
@@ -253,7 +253,7 @@ class Measurement:
             candidate.foreign = blame(error)
             if not candidate.foreign or self._alone:
                 raise
-            _warn(candidate.foreign)
+            warn(candidate.foreign)
             return self._one(candidate, heard)
 
     def _planned_tokens(self, run: Run) -> int:
@@ -356,7 +356,7 @@ class Measurement:
             run_id=folder.name,
             encoding="unknown",
             extension=self.settings.extension.name,
-            variant=_variant(self.settings),
+            variant=variant_of(self.settings),
             model="unknown",
             seed=0,
             train_length=0,
@@ -371,7 +371,7 @@ class Measurement:
             run_id=run.id,
             encoding=scheme_of(settings),
             extension=self.settings.extension.name,
-            variant=_variant(self.settings, settings.encoding),
+            variant=variant_of(self.settings, settings.encoding),
             model=settings.model.name,
             seed=settings.seed,
             train_length=settings.context,
@@ -450,7 +450,7 @@ class Measurement:
                 dataset.split(self.settings.eval.split).tokens,
                 dataset.tokenizer.vocabulary,
             ),
-            "protocol": self._protocol(self._plan(run)),
+            "protocol": self.protocol(self._plan(run)),
         }
 
     def _record(self, run: Run) -> dict[str, Any]:
@@ -474,7 +474,8 @@ class Measurement:
             **self._measured_on(run),
         }
 
-    def _protocol(self, plan: Plan) -> dict[str, Any]:
+    def protocol(self, plan: Plan) -> dict[str, Any]:
+        """What a result says of the text that was scored, and how it was cut."""
         from posbench.targets import PROTOCOL
 
         places = plan.places

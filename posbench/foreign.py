@@ -476,6 +476,7 @@ def load_foreign(checkpoint: ForeignCheckpoint, vocabulary: int) -> ForeignModel
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told, and refused below by name
         )
     except Exception as error:  # whatever a malformed checkpoint makes it raise
         if is_out_of_memory(error):

@@ -70,8 +70,8 @@ def measure_foreign(settings: EvalSettings, runtime: Runtime) -> tuple[Evaluatio
             heard(0)
             found = _one(each, plans.get(each.model), settings, runtime, heard)
             evaluation = evaluation.merged(found)
+        _raise_if_all_damaged(strangers)
         progress.update(total)
-    _raise_if_all_damaged(strangers)
     return evaluation, [each.damaged for each in strangers if each.damaged]
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from posbench.data import Split
 from posbench.errors import OutOfMemoryError
-from posbench.foreign import ForeignModel
-from posbench.model import GPT
+from posbench.model import LanguageModel
 from posbench.results import Status
 from posbench.runtime import Runtime, is_out_of_memory
 from posbench.scoring import Foreign, Scored
@@ -59,7 +58,7 @@ def foreign(split: Split, ends: Integers, count: int) -> Foreign | None:
 
 @torch.inference_mode()
 def attention(
-    model: GPT | ForeignModel,
+    model: LanguageModel,
     tokens: npt.NDArray[np.unsignedinteger],
     ends: Integers,
     length: int,

@@ -22,9 +22,8 @@ from posbench import diagnostics
 from posbench.config import EvalConfig, Protocol
 from posbench.data import Split
 from posbench.errors import OutOfMemoryError, UnsupportedError
-from posbench.foreign import ForeignModel
 from posbench.induction import measure_induction
-from posbench.model import GPT
+from posbench.model import LanguageModel
 from posbench.passes import Pass, Passes, Sharing
 from posbench.plan import CellKey, Plan, ShortageError, cell_keys, row_of
 from posbench.protocols import Layout, Windows
@@ -46,7 +45,7 @@ from posbench.targets import Integers, digest, documents_of
 class Subject:
     """One model to be evaluated, with what identifies its rows."""
 
-    model: GPT | ForeignModel
+    model: LanguageModel
     row: Row  # run_id, encoding, extension, model, seed, train_length, fingerprints filled in
     split: Split
     byte_lengths: npt.NDArray[np.int64] | None  # None: not known, so no bits per byte

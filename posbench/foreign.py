@@ -35,7 +35,7 @@ from posbench.encodings.bias import Alibi
 from posbench.encodings.rotary import Rope
 from posbench.errors import CheckpointError, OutOfMemoryError, UnsupportedError, UserError
 from posbench.files import UNREADABLE, sha256_file
-from posbench.model import Look
+from posbench.model import LanguageModel, Look
 from posbench.runtime import is_out_of_memory
 from posbench.tokenizer import ForeignTokenizer
 
@@ -370,7 +370,7 @@ def _first_line(error: BaseException) -> str:
 # ---------------------------------------------------------------- the model
 
 
-class ForeignModel(nn.Module):
+class ForeignModel(LanguageModel):
     """A causal language model of transformers as the evaluator wants one.
 
     The result depends on the tokens and their number, never on what was computed before.
@@ -415,12 +415,6 @@ class ForeignModel(nn.Module):
             found: Tensor = head(features.to(head.weight.dtype))
         return found
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor | None = None, last: int | None = None
-    ) -> Tensor:
-        """Logits [B, T, V], or [B, last, V] of the last tokens alone."""
-        return self.logits(self.features(tokens, positions, last))
-
     def _fit(self, length: int) -> None:
         """Make the model ready for a text of `length` tokens, whatever it read before."""
         if hasattr(self.model.config, "max_seq_len"):
@@ -438,7 +432,7 @@ class ForeignModel(nn.Module):
 
     @contextlib.contextmanager
     def watched(self, look: Look) -> Iterator[None]:
-        """Inside, `look(layer, rows [T], shares [B, H, T, S])` sees where each layer attends."""
+        """See LanguageModel."""
         before = self.model.config._attn_implementation
         layers = getattr(self.model.base_model, self.family.layers)
         handles = []

@@ -13,8 +13,7 @@ import time
 import numpy as np
 
 from posbench.config import EvalConfig
-from posbench.foreign import ForeignModel
-from posbench.model import GPT
+from posbench.model import LanguageModel
 from posbench.results import Row, Status
 from posbench.runtime import Runtime
 from posbench.scoring import Scored, window_losses
@@ -43,7 +42,7 @@ def repeated(vocabulary: int, half: int) -> Examples:
 
 
 def measure_induction(
-    model: GPT | ForeignModel,
+    model: LanguageModel,
     row: Row,
     config: EvalConfig,
     runtime: Runtime,
@@ -62,7 +61,7 @@ def measure_induction(
 
 
 def _measure(
-    model: GPT | ForeignModel, row: Row, config: EvalConfig, runtime: Runtime, scored: Scored
+    model: LanguageModel, row: Row, config: EvalConfig, runtime: Runtime, scored: Scored
 ) -> None:
     half = row.eval_length // 2
     if half < 2:

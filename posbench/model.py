@@ -107,8 +107,13 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """Token ids [B, T] to next-token logits [B, T, V], in two steps.
 
-    The head is most of the memory, and may be applied to some positions at a time.
+    The head is most of the memory, and may be applied to some positions at a time. What is
+    evaluated has an encoding, which says how far it goes; those that can show their attention
+    override `watched`.
     """
+
+    encoding: Encoding
+    vocabulary: int
 
     def features(
         self, tokens: Tensor, positions: Tensor | None = None, last: int | None = None
@@ -128,6 +133,14 @@ class LanguageModel(nn.Module):
     ) -> Tensor:
         """Logits [B, T, V], or [B, last, V] of the last tokens alone."""
         return self.logits(self.features(tokens, positions, last))
+
+    def watched(self, look: Look) -> contextlib.AbstractContextManager[None]:
+        """Inside, `look(layer, rows [R], shares [B, H, R, S])` sees where each layer attends.
+
+        Shares are the softmax weights of query rows R over all keys. Raises UnsupportedError for a
+        model that forms none.
+        """
+        raise NotImplementedError
 
 
 class GPT(LanguageModel):
@@ -172,10 +185,7 @@ class GPT(LanguageModel):
 
     @contextlib.contextmanager
     def watched(self, look: Look) -> Iterator[None]:
-        """Inside, `look(layer, rows [R], shares [B, H, R, S])` sees where each layer attends.
-
-        Raises UnsupportedError for an encoding whose kernel forms no scores.
-        """
+        """See LanguageModel. UnsupportedError for an encoding whose kernel forms no scores."""
         if any(each.attend for each in self._hooks()):
             raise UnsupportedError(
                 f"{self.encoding.config.name} has a kernel of its own, which forms no attention "

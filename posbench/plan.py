@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from posbench.config import EvalConfig, Protocol
+from posbench.config import EvalConfig, EvalSplit, Protocol
 from posbench.data import Split
 from posbench.diagnostics import ATTENTION, SHIFTS
 from posbench.errors import UserError
@@ -40,8 +40,9 @@ class Plan:
     def check_length(self, length: int) -> None:
         """Raise ShortageError for a length that no document has."""
         if length > self.reach:
+            kind = "" if self.split == EvalSplit.all else f"{self.split} "
             raise ShortageError(
-                f"no {self.split} document of data={self.corpus} has {length + 1} tokens; "
+                f"no {kind}document of data={self.corpus} has {length + 1} tokens; "
                 f"the longest has {self.reach + 1}"
             )
 

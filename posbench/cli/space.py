@@ -200,9 +200,9 @@ def keys(app: App, chosen: dict[str, str] | None = None, extra: tuple[Path, ...]
         if not dataclasses.is_dataclass(default) and item.name not in app.groups:
             found.append(_key(hints[item.name], item, ""))
             continue
-        kind = _kind(item.name, type(default), chosen or {}, extra)
-        if dataclasses.is_dataclass(kind):  # a group that is left empty has no keys
-            found += _group_keys(kind, item.name)
+        base = typing.get_args(hints[item.name])[0] if default is None else type(default)
+        kind = _kind(item.name, base, chosen or {}, extra)
+        found += _group_keys(kind, item.name)
     return found
 
 
@@ -267,7 +267,7 @@ def _type_words(hint: Any) -> tuple[str, tuple[str, ...]]:
 
 def all_keys(app: App, extra: tuple[Path, ...] = ()) -> Iterable[str]:
     """Every key that some choice of options gives `app`."""
-    names = {key.path for key in keys(app)}
+    names = {TYPED.get(key.path, key.path) for key in keys(app)}
     for group in app.groups:
         for option in options(group, extra).values():
             names.update(key.path for key in option_keys(group, option))

@@ -86,7 +86,7 @@ def measure(
     row = Row("r", "oracle", "none", "", "tiny", 0, train_length, 0, 0.0, "")
     if byte_lengths is None:
         byte_lengths = numpy.ones(int(split.tokens.max(initial=0)) + 2, dtype=numpy.int64)
-    subject = Subject(model, row, split, byte_lengths)  # type: ignore[arg-type]
+    subject = Subject(model, row, split, byte_lengths)
     made = plan(split, train_length, config, "cpu")
     return evaluate_model(subject, made, config, runtime)
 

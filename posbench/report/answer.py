@@ -121,8 +121,8 @@ def _split(evaluation: Evaluation) -> list[str]:
         str(each["split"]) for each in protocols if isinstance(each, dict) and "split" in each
     }
     return [
-        f"Documents of the {split} split were scored (eval.split={split}), not those of the test "
-        "split."
+        f"Documents of {'all splits' if split == 'all' else f'the {split} split'} were scored "
+        f"(eval.split={split}), not those of the test split."
         for split in sorted(splits - {"test"})
     ]
 

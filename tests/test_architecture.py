@@ -49,7 +49,12 @@ OWNERS = {
     "promises": {"promises", "jobs", "cli"},
 }
 
-LIBRARIES = {"hydra": {"cli"}, "omegaconf": {"cli"}, "tensorboard": {"board"}}
+LIBRARIES = {
+    "hydra": {"cli"},
+    "omegaconf": {"cli"},
+    "tensorboard": {"board"},
+    "transformers": {"foreign"},
+}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -160,12 +160,13 @@ def test_scaling_of_its_own_holds_whatever_was_read_before(
     own = theirs(folder).config.rope_parameters
     change_config(folder, rope_parameters=own | {"rope_type": "dynamic", "factor": 2.0})
     lengths = [4 * CONTEXT, 2 * CONTEXT, CONTEXT]
-    ratios = [4.0, 2.0, 1.0]
-    found = rows(measured(folder, corpus, ratios=ratios))
-    asked = settings(folder, corpus, ratios=ratios)
-    for length in lengths:
-        expected = their_nll(theirs(folder), asked, Protocol.controlled, length)
-        assert found["controlled", length].nll == pytest.approx(expected, **EXACT)
+    how: dict[str, Any] = {"ratios": [4.0, 2.0, 1.0]}
+    how["protocols"] = [Protocol.controlled, Protocol.position]
+    found, asked = rows(measured(folder, corpus, **how)), settings(folder, corpus, **how)
+    for protocol in how["protocols"]:
+        for length in lengths:
+            expected = their_nll(theirs(folder), asked, protocol, length)
+            assert found[protocol, length].nll == pytest.approx(expected, **EXACT)
     assert {row.variant for row in found.values()} == {"rope_type=dynamic"}
     with pytest.raises(UserError, match=r"rope_type dynamic.*yarn would stretch them twice"):
         measured(folder, corpus, extension=YarnConfig())
@@ -197,7 +198,7 @@ def test_rows_and_record_say_what_was_measured(saved: dict[str, Path], corpus: P
         assert record["config"]["model_type"] == family
         assert len(record["checkpoint_sha256"]) == 64
         assert record["protocol"]["split"] == "test"
-        assert record["transformers"]
+        assert evaluation.provenance["transformers"]
     assert encodings == {
         "gpt2": "learned",
         "llama": "rope",

@@ -182,16 +182,20 @@ def _measure(settings: EvalSettings, command: list[str]) -> tuple[Evaluation, li
     check(settings)
     runtime = resolve(settings.device, settings.dtype, threads=settings.threads, training=False)
     if settings.models is not None:
+        from posbench.foreign import transformers_version
         from posbench.jobs.foreign import measure_foreign
 
         evaluation, damaged = measure_foreign(settings, runtime)
+        libraries = {"transformers": transformers_version()}
     else:
         candidates = find_candidates(settings)
         evaluation = Measurement(settings, runtime).evaluate(candidates)
         damaged = [each.damaged for each in candidates if each.damaged]
+        libraries = {}
     evaluation.provenance = {
         "posbench": __version__,
         **runtime.record(),
+        **libraries,
         "evaluations": [{"command": command, "created": now(), "asked": _asked(settings)}],
     }
     return evaluation, damaged

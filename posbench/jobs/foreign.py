@@ -16,7 +16,7 @@ from posbench.data import Dataset, Split, prepare_foreign
 from posbench.encodings import Encoding
 from posbench.errors import CheckpointError, UnsupportedError, UserError
 from posbench.evaluation import Subject, evaluate_model
-from posbench.foreign import ForeignCheckpoint, load_foreign, open_foreign, transformers_version
+from posbench.foreign import ForeignCheckpoint, load_foreign, open_foreign
 from posbench.jobs.measuring import Measurement, raise_damaged, variant_of, warn
 from posbench.plan import Plan, plan, planned_tokens, skipped_rows
 from posbench.progress import Progress
@@ -235,7 +235,6 @@ def _record(
         "checkpoint_sha256": checkpoint.sha256,
         "config_sha256": checkpoint.config_sha256,
         "settings_id": checkpoint.id,
-        "transformers": transformers_version(),
         "config": checkpoint.config.to_diff_dict(),
         "corpus": dataset.corpus,
         "tokenizer": "of the checkpoint",

@@ -298,7 +298,6 @@ def _length(model: str, config: Any) -> tuple[int, str]:
     )
 
 
-@cache
 def weights_sha256(folder: Path) -> str:
     """SHA-256 of the weights: of their one file, or of the lines "name hash" of several.
 
@@ -311,11 +310,22 @@ def weights_sha256(folder: Path) -> str:
                 pass
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder / name} cannot be read: {error}") from None
-    hashes = [sha256_file(folder / name) for name in names]
+    hashes = [_sha256(folder / name) for name in names]
     if names == [WEIGHTS]:
         return hashes[0]
     lines = "".join(f"{name} {each}\n" for name, each in zip(names, hashes, strict=True))
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    """SHA-256 of a file, computed once as long as nobody writes to it."""
+    told = path.stat()
+    return _known_sha256(path.resolve(), told.st_size, told.st_mtime_ns)
+
+
+@cache
+def _known_sha256(path: Path, size: int, changed: int) -> str:
+    return sha256_file(path)
 
 
 def _weight_files(folder: Path) -> list[str]:

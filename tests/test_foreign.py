@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import json
 import shutil
 import socket
@@ -215,6 +216,8 @@ def test_ids_follow_the_weights(saved: dict[str, Path], tmp_path: Path) -> None:
     config = theirs(same).config
     config.initializer_range = 0.1
     assert open_foreign(f"hf:{save(tmp_path / 'b' / same.name, config)}", None).id != before.id
+    save(same, config)  # over the old one
+    assert open_foreign(f"hf:{same}", None).id != before.id
     shards = save(tmp_path / "c" / same.name, foreign.CONFIGS["llama"], max_shard_size="20KB")
     assert len(list(shards.glob("*.safetensors"))) > 1
     assert load_foreign(open_foreign(f"hf:{shards}", None), 257).rows == 257
@@ -466,6 +469,22 @@ def test_what_does_not_go_together(
     assert told in said
     assert said.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "told"), [(None, "not installed"), ("4.57.1", "5.24 or later")]
+)
+def test_the_library_is_missing_or_old(
+    version: str | None, told: str, saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", found)
+    with pytest.raises(UserError, match=told):
+        open_foreign(f"hf:{saved['llama']}", None)
 
 
 # ---------------------------------------------------------------- their tokenizers

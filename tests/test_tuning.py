@@ -31,7 +31,7 @@ from posbench.data import Batches, Dataset, prepare, prepare_with
 from posbench.errors import UserError
 from posbench.jobs.adapting import NotAdaptedError, adapt
 from posbench.jobs.evaluate import evaluate, run_evaluation
-from posbench.jobs.measuring import _variant
+from posbench.jobs.measuring import variant_of
 from posbench.jobs.train import run_training
 from posbench.model import GPT, build_model
 from posbench.report.lines import labels_of, subjects_of
@@ -384,7 +384,7 @@ def test_short_training_documents_are_told(runs: dict[str, Path]) -> None:
 def test_settings_of_an_extension_are_told_apart() -> None:
     """Rows of two factors must not pass for two seeds."""
     variants = {
-        _variant(EvalSettings(extension=extension))
+        variant_of(EvalSettings(extension=extension))
         for extension in (PiConfig(), PiConfig(factor=2.0), PiConfig(factor=4.0))
     }
     assert variants == {"", "factor=2", "factor=4"}

@@ -389,7 +389,7 @@ def test_settings_of_an_extension_are_told_apart() -> None:
     }
     assert variants == {"", "factor=2", "factor=4"}
     streaming = StreamingConfig(sinks=0, window=9, finetune_steps=3)
-    assert _variant(EvalSettings(extension=streaming)) == "sinks=0 window=9 finetune_steps=3"
+    assert variant_of(EvalSettings(extension=streaming)) == "sinks=0 window=9 finetune_steps=3"
 
 
 def test_a_table_that_ends_is_tuned_as_a_variant(runs: dict[str, Path]) -> None:

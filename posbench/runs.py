@@ -7,6 +7,7 @@ checkpoints/     see posbench.checkpoint
 tb/              TensorBoard, a view of metrics.jsonl
 plugins/         the source of an encoding that is not posbench's own; never run from here
 .lock            held by the process that trains here
+job.log          what the run said as a job of a sweep; job.json says how it ended there
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ FORMAT = 1
 MANIFEST, TOKENIZER, METRICS, CHECKPOINTS, PLUGINS = (
     "run.json", "tokenizer.json", "metrics.jsonl", "checkpoints", "plugins",
 )  # fmt: skip
+LOCK = ".lock"
+
+# What a sweep writes into the folder of each of its jobs.
+JOB, JOB_LOG = "job.json", "job.log"
+JOB_FILES = (JOB, JOB_LOG)
+
+# All that can be in a run's folder.
+FILES = (MANIFEST, TOKENIZER, METRICS, CHECKPOINTS, PLUGINS, "tb", LOCK, *JOB_FILES)
 
 # Settings that may differ when a run goes on: they change neither weights nor what is compared.
 FREE = {
@@ -218,15 +227,21 @@ def scheme_of(settings: TrainSettings) -> str:
 
 def identity(settings: TrainSettings) -> dict[str, Any]:
     """The settings that make the run what it is, flat: key as typed -> value."""
-    return {key: value for key, value in _flat(to_dict(settings)).items() if key not in FREE}
+    return saved_identity(to_dict(settings))
 
 
-def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def saved_identity(saved: dict[str, Any]) -> dict[str, Any]:
+    """The same of settings as a manifest has them, whether their plugin is loaded or not."""
+    return {key: value for key, value in flat(saved).items() if key not in FREE}
+
+
+def flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one mapping: key as typed -> value."""
+    found: dict[str, Any] = {}
     for key, value in node.items():
         name = f"{prefix}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
+        found |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
 
 
 def fingerprint(settings: TrainSettings, *, without_seed: bool = False) -> str:
@@ -237,6 +252,11 @@ def fingerprint(settings: TrainSettings, *, without_seed: bool = False) -> str:
     kept = identity(settings)
     if without_seed:
         del kept["seed"]
+    return digest(kept)
+
+
+def digest(kept: dict[str, Any]) -> str:
+    """SHA-256 of settings that are plain JSON values."""
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
@@ -259,7 +279,7 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / ".lock"
+        self._path = folder / LOCK
         self._is_new = not self._path.exists()
         self._file: IO[str]
         with storage(self._path):
@@ -292,6 +312,16 @@ class Lock:
         self._file.close()
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a living process holds the lock of `folder`."""
+    try:
+        with (folder / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    return False
+
+
 _OTHERWISE = "Choose another hydra.run.dir, or overwrite=true to start anew in this one."
 
 
@@ -302,27 +332,12 @@ def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple
     UserError with the difference; a folder with anything else in it is refused.
     """
     path = folder / MANIFEST
-    replaced = path.exists() and settings.overwrite
-    if replaced:
+    if path.exists() and settings.overwrite:
         clear(folder)
-    if path.exists():
-        try:
-            run = load_run(folder)
-        except PluginError as error:
-            raise UserError(f"{folder} holds another run: {error} {_OTHERWISE}") from None
-        changed = differences(run.settings, settings)
-        if changed:
-            raise UserError(
-                f"{folder} holds a run with other settings: {describe(changed)}. {_OTHERWISE}"
-            )
-        run.settings = settings  # the free ones may differ
-        return run, False
-    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name != ".lock")
-    if foreign and not replaced:
-        raise UserError(
-            f"{folder} is not empty and holds no posbench run (it has {foreign[0]}). "
-            "Choose another hydra.run.dir."
-        )
+    else:
+        run = earlier_run(folder, settings)
+        if run is not None:
+            return run, False
     manifest = {
         "format": FORMAT,
         "status": "running",
@@ -337,6 +352,30 @@ def open_run(folder: Path, settings: TrainSettings, command: list[str]) -> tuple
     }
     write_json(path, manifest, exclusive=True)  # the lock says so too, where disks have locks
     return Run(folder, manifest, settings), True
+
+
+def earlier_run(folder: Path, settings: TrainSettings) -> Run | None:
+    """The same run, begun before in `folder`; raises UserError for anything else there."""
+    if (folder / MANIFEST).exists():
+        try:
+            run = load_run(folder)
+        except PluginError as error:
+            raise UserError(f"{folder} holds another run: {error} {_OTHERWISE}") from None
+        changed = differences(run.settings, settings)
+        if changed:
+            raise UserError(
+                f"{folder} holds a run with other settings: {describe(changed)}. {_OTHERWISE}"
+            )
+        run.settings = settings  # the free ones may differ
+        return run
+    known = {LOCK, *JOB_FILES}
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
+    if foreign:
+        raise UserError(
+            f"{folder} is not empty and holds no posbench run (it has {foreign[0]}). "
+            "Choose another hydra.run.dir."
+        )
+    return None
 
 
 def keep_plugin(run: Run) -> dict[str, str]:

@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
-from posbench.cli import launcher, main, pool
+from posbench.cli import launcher, main, plans, pool
 from posbench.cli.pool import Job, Pool
 from posbench.cli.slots import cores, slots, visible_gpus
-from posbench.cli.sweepview import State
+from posbench.cli.sweepview import JobProgress
 from posbench.corpus import Corpus, load_corpus
-from posbench.errors import InterruptedRunError
+from posbench.sweeps import State
 
 # Stands in for `python -m posbench`: notes how it was called, then does what its seed says.
 FAKE = """
 import json, os, pathlib, signal, sys, time
 words = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
 folder = pathlib.Path(words["hydra.run.dir"].strip("'"))
-folder.mkdir(parents=True, exist_ok=True)
+notes = pathlib.Path("calls") / folder.name
+notes.mkdir(parents=True, exist_ok=True)
 kept = {k: os.environ.get(k) for k in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")}
-(folder / "call.json").write_text(json.dumps({"words": sys.argv[1:], "env": kept}))
-(folder / "results.json").write_text("{}")
+(notes / "call.json").write_text(json.dumps({"words": sys.argv[1:], "env": kept}))
 pathlib.Path(os.environ["POSBENCH_PROGRESS"]).write_text(
     '{"title": "training", "done": 1, "total": 2, "note": ""}')
 match words.get("seed"):
@@ -39,22 +39,24 @@ match words.get("seed"):
         os.kill(os.getpid(), signal.SIGKILL)
     case "9":
         def stop(number, _):
-            (folder / "saved").write_text(signal.Signals(number).name)
+            (notes / "saved").write_text(signal.Signals(number).name)
             sys.exit(128 + number)
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGTERM, stop)
-        (folder / "ready").touch()
+        (notes / "ready").touch()
         time.sleep(60)
     case "8":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        (folder / "ready").touch()
+        (notes / "ready").touch()
         time.sleep(60)
+name = "run.json" if sys.argv[1] == "train" else "results.json"
+(folder / name).write_text('{"status": "finished"}')
 """
 
 # A real posbench process whose jobs are the fake.
 DRIVER = """
 import sys
-from posbench.cli import launcher, main, pool
+from posbench.cli import launcher, main, plans, pool
 launcher.PROGRAM = (sys.executable, sys.argv[1])
 pool.GRACE_SECONDS = float(sys.argv[2])
 sys.exit(main(sys.argv[3:]))
@@ -72,7 +74,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(work)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(launcher, "load_corpus", _loaded_once)
+    monkeypatch.setattr(plans, "load_corpus", _loaded_once)
     return script
 
 
@@ -89,7 +91,7 @@ def _loaded_once(config: Any) -> Corpus:
 
 
 def call(folder: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((Path("s") / folder / "call.json").read_text())
+    record: dict[str, Any] = json.loads((Path("calls") / folder / "call.json").read_text())
     return record
 
 
@@ -97,7 +99,7 @@ def test_each_job_is_a_command_line_of_its_own(fake: Path) -> None:
     words = ["train", "-m", "encoding=rope,alibi", "seed=0", "hydra.sweep.dir=s"]
     assert main([*words, "hydra.launcher.jobs=2"]) == 0
     assert {path.name for path in Path("s").iterdir()} == {
-        "multirun.yaml", "0-rope", "0-rope.log", "1-alibi", "1-alibi.log",
+        ".lock", "multirun.yaml", "sweep.json", "0-rope", "1-alibi",
     }  # fmt: skip
     first = call("0-rope")
     assert first["words"][:3] == ["train", "encoding=rope", "seed=0"]
@@ -135,12 +137,19 @@ def test_an_experiment_may_ask_for_its_sweep(fake: Path) -> None:
 
 def test_failed_jobs_do_not_stop_the_others(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "-m", "seed=0,1,2,3", "hydra.sweep.dir=s"]) == 1
-    assert (Path("s") / "3-rope" / "call.json").exists()
+    assert (Path("calls") / "3-rope" / "call.json").exists()
     said = capsys.readouterr().err
     assert "s: 2 of 4 jobs done" in said
-    assert "1-rope  failed" in said
-    assert "exit 1: the loss is not finite at step 3." in said
-    assert "killed by SIGKILL" in said
+    rows = [line.split(maxsplit=5) for line in said.splitlines() if line.startswith("  ")]
+    assert rows[0] == ["job", "status", "exit", "time", "reason"]
+    assert [row[:3] for row in rows[1:5]] == [
+        ["0-rope", "done", "0"],
+        ["1-rope", "failed", "1"],
+        ["2-rope", "killed", "-9"],
+        ["3-rope", "done", "0"],
+    ]
+    assert rows[2][5] == "the loss is not finite at step 3."
+    assert rows[3][5].startswith("killed by SIGKILL")
     assert said.splitlines()[-1] == "posbench: 2 of 4 jobs failed."
 
 
@@ -195,12 +204,10 @@ def test_a_corpus_is_read_once_for_all_jobs_and_not_for_runs_that_have_begun(
         read.append(config.path)
         return load_corpus(config)
 
-    monkeypatch.setattr(launcher, "load_corpus", load)
+    monkeypatch.setattr(plans, "load_corpus", load)
     words = ["train", "-m", "data=text", "data.path=mine", "seed=0,3", "hydra.sweep.dir=s"]
     assert main(words) == 0
     assert read == ["mine"]
-    for folder in ("0-rope", "1-rope"):
-        (Path("s") / folder / "run.json").write_text("{}")
     assert main(words) == 0
     assert read == ["mine"]  # what has begun has had its text
     assert main([*words, "overwrite=true"]) == 0
@@ -220,8 +227,11 @@ def test_evaluations_are_merged_even_if_one_failed(
     module = type(sys)("posbench.jobs.evaluate")
     module.merge_evaluations = lambda *arguments: merged.append(arguments)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "posbench.jobs.evaluate", module)
-    words = ["eval-extrapolate", "-m", "extension=none,ntk,yarn", "hydra.sweep.dir=s"]
-    fake.write_text(FAKE.replace("match", "if 'extension=ntk' in sys.argv: sys.exit(3)\nmatch"))
+    Path("r").mkdir()
+    Path("r/run.json").write_text("{}")
+    words = ["eval-extrapolate", "-m", "extension=none,ntk,yarn", "runs=r", "hydra.sweep.dir=s"]
+    partly = "(folder / 'results.json').write_text('{}'); sys.exit(3)"
+    fake.write_text(FAKE.replace("match", f"if 'extension=ntk' in sys.argv: {partly}\nmatch"))
     assert main(words) == 1
     folder = Path("s")
     assert merged == [([folder / "0-none", folder / "1-ntk", folder / "2-yarn"], folder)]
@@ -272,8 +282,8 @@ def test_what_a_job_leaves_running_is_ended_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", '{"title": "x"}'])
 def test_half_a_progress_report_reads_as_starting(tmp_path: Path, text: str) -> None:
     (tmp_path / "report").write_text(text)
-    assert State.read("job", tmp_path / "report") == State("job")
-    assert State.read("job", tmp_path / "none").share == 0
+    assert JobProgress.read("job", tmp_path / "report") == JobProgress("job")
+    assert JobProgress.read("job", tmp_path / "none").share == 0
 
 
 # ---------------------------------------------------------------- signals, in real processes
@@ -303,7 +313,7 @@ def start(fake: Path, seed: str, grace: float = 30) -> subprocess.Popen[str]:
     words += ["data=text", "data.path=text"]
     driver = [sys.executable, "-c", DRIVER, str(fake), str(grace), *words]
     process = subprocess.Popen(driver, stderr=subprocess.PIPE, text=True)
-    wait_until(Path("s/0-rope/ready").exists)
+    wait_until(Path("calls/0-rope/ready").exists)
     return process
 
 
@@ -317,10 +327,10 @@ def test_a_signal_reaches_the_job_and_it_may_save(
     sweep.send_signal(number)
     _, said = sweep.communicate(timeout=30)
     assert sweep.returncode == code
-    assert Path("s/0-rope/saved").read_text() == number.name
+    assert Path("calls/0-rope/saved").read_text() == number.name
     assert "0-rope  stopped" in said
     assert "1-rope  not started" in said
-    assert "hydra.sweep.dir=s goes on." in said
+    assert "the same command again goes on." in said
     assert not Path("s/1-rope").exists()
 
 
@@ -350,7 +360,7 @@ def test_jobs_do_not_outlive_a_killed_sweep(fake: Path) -> None:
     sweep.kill()
     sweep.communicate(timeout=30)
     wait_until(lambda: not alive(child))
-    assert Path("s/0-rope/saved").read_text() == "SIGTERM"
+    assert Path("calls/0-rope/saved").read_text() == "SIGTERM"
 
 
 # ---------------------------------------------------------------- places for jobs
@@ -397,17 +407,13 @@ def test_gpus_are_found_without_torch(
     assert visible_gpus() == []
 
 
-def test_what_the_same_folder_again_does_is_said_of_each_command(tmp_path: Path) -> None:
-    stopped = pool.Outcome(job(tmp_path, 0, ""), None)
-    for command, says in (("train", "goes on"), ("eval-extrapolate", "does every job again")):
-        acting = launcher.PosbenchLauncher()
-        acting.sweep = launcher.Sweep(command, (), tmp_path)
-        with pytest.raises(InterruptedRunError, match=says):
-            acting._finish([stopped], signal.SIGINT)
-
-
 def test_the_summary_fits_its_outcomes(tmp_path: Path) -> None:
-    done = pool.Outcome(job(tmp_path, 0, ""), 0, 12.0)
-    idle = pool.Outcome(job(tmp_path, 1, ""), None)
+    done = pool.Outcome(job(tmp_path, 0, ""), State.done, 0, 12.0)
+    idle = pool.Outcome(job(tmp_path, 1, ""))
     lines = pool.summary_lines(Path("s"), [done, idle])
-    assert lines == ["s: 1 of 2 jobs done", "  job0  done        12 s", "  job1  not started"]
+    assert lines == [
+        "s: 1 of 2 jobs done",
+        "  job   status       exit  time  reason",
+        "  job0  done            0  12 s",
+        "  job1  not started",
+    ]

@@ -122,7 +122,8 @@ def _compose_and_run(app: App, line: arguments.Line, command: list[str]) -> None
     if line.multirun and app.command == "inspect":
         raise UserError("inspect looks at one encoding at a time; leave out -m.")
     compose.register()
-    sweep = launcher.register(app.command, line.config_dirs, line.plugins)
+    flags = launcher.job_flags(line.config_dirs, line.plugins)
+    launcher.register(launcher.Request(app.command, flags, command[2:]))
     task = Task(app, command)
     existing = _existing_folders(line)
     try:
@@ -130,7 +131,6 @@ def _compose_and_run(app: App, line: arguments.Line, command: list[str]) -> None
             _call_hydra(app, task, [*line.flags, *line.overrides])
             _raise_failures(task)
     except UserError:
-        sweep.discard()
         _discard(task.folder, existing)
         raise
 

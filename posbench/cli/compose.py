@@ -33,6 +33,9 @@ class LauncherConfig:
 
     _target_: str = LAUNCHER
     jobs: int | None = None
+    timeout: float | None = None
+    on_failure: str = "continue"
+    jobs_per_gpu: int = 1
 
 
 # A group's key in the root schema has the base type, so that any option of the group fits in.

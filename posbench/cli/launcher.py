@@ -1,16 +1,19 @@
 """A sweep runs each job in a process of its own: pinned, isolated, and none started in vain.
 
 This is a Hydra launcher (`hydra/launcher=posbench`, the default). Every job is composed and
-checked before the first one starts, so a mistake in the last one costs nothing.
+checked before the first one starts, so a mistake in the last one costs nothing. What is finished
+of the same sweep, started before, is kept.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -18,19 +21,30 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, open_dict, read_write
 
 from posbench.cli import arguments, compose
+from posbench.cli.plans import Plan, check_plans, distinct, key_of, standing
 from posbench.cli.pool import Job, Outcome, Pool, summary_lines
 from posbench.cli.slots import slots, visible_gpus
-from posbench.config import Device, EvalSettings, InspectSettings, TrainSettings
-from posbench.config.tasks import TaskConfig
-from posbench.corpus import Corpus, check_size, load_corpus, split_documents
-from posbench.errors import Exit, InterruptedRunError, SweepFailedError, UserError
-from posbench.plugins import LOADED
-from posbench.runs import MANIFEST
-
-Settings = TrainSettings | EvalSettings
+from posbench.config import Device, InspectSettings
+from posbench.discovery import outputs
+from posbench.errors import Exit, InterruptedRunError, StorageError, SweepFailedError, UserError
+from posbench.files import write_text
+from posbench.runs import Lock
+from posbench.sweeps import (
+    MULTIRUN,
+    RESULTS,
+    Entry,
+    State,
+    Sweep,
+    component,
+    continued,
+    has_finished,
+    start_anew,
+    sweep_in,
+    write_job,
+)
 
 # A job is a run by itself, whatever sweep its experiment asks for.
 _SINGLE = ("hydra.mode=RUN", "hydra.sweeper.params=null")
@@ -39,127 +53,257 @@ PROGRAM = (sys.executable, "-m", "posbench")
 
 
 @dataclass
-class Sweep:
+class Request:
     """What the launcher has to know and Hydra does not tell it."""
 
     command: str
     flags: tuple[str, ...]  # that every job needs too
-    folder: Path | None = None  # known once Hydra has composed the sweep
-
-    def discard(self) -> None:
-        """Take back what Hydra wrote for a sweep of which no job was started."""
-        if self.folder is None or not self.folder.is_dir():
-            return
-        if [path.name for path in self.folder.iterdir()] == ["multirun.yaml"]:
-            (self.folder / "multirun.yaml").unlink()
-            self.folder.rmdir()
+    words: list[str] = field(default_factory=list)  # as typed
+    check_only: bool = False
 
 
 class PosbenchLauncher(Launcher):
     """Runs the jobs of a sweep side by side, one process each."""
 
-    sweep: Sweep  # set by register()
+    request: Request  # set by register()
 
-    def __init__(self, jobs: int | None = None) -> None:
+    def __init__(
+        self,
+        jobs: int | None = None,
+        timeout: float | None = None,
+        on_failure: str = "continue",
+        jobs_per_gpu: int = 1,
+    ) -> None:
         self.jobs = jobs
+        self.timeout = timeout
+        self.on_failure = on_failure
+        self.jobs_per_gpu = jobs_per_gpu
+        self.sweep: Sweep | None = None
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         self.context = hydra_context
         self.config = config
-        self.sweep.folder = Path(config.hydra.sweep.dir)
+        self.folder = Path(config.hydra.sweep.dir)
+        # Hydra writes multirun.yaml before it asks us, and which folder it belongs into is known
+        # once every job is composed.
+        self.scratch = tempfile.TemporaryDirectory(prefix="posbench-")
+        with read_write(config), open_dict(config):
+            config.hydra.sweep.dir = self.scratch.name
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run every job; raises SweepFailedError at the end if any failed."""
-        if self.jobs is not None and self.jobs < 1:
-            raise UserError(f"hydra.launcher.jobs={self.jobs} is too small; the least is 1.")
+        self._check_own_settings()
+        numbered = enumerate(job_overrides, start=initial_job_idx)
+        composed = [self._compose(number, list(words)) for number, words in numbered]
+        plans = distinct([plan for plan, _ in composed])
+        sweep, is_new = self._sweep(plans)
+        plans = _with_folders(sweep, plans, [name_of for _, name_of in composed])
+        kept = {plan.key for plan in plans if _is_done(sweep, plan)}
+        check_plans(plan for plan in plans if plan.key not in kept)
+        if self.request.check_only:
+            _print_plans(sweep, is_new, plans, kept)
+        else:
+            self._prepare(sweep, is_new, plans, kept)
+            words = {plan.key: each for plan, each in zip(plans, job_overrides, strict=True)}
+            self._run(sweep, plans, kept, words)
+        # Hydra reads one result for each job.
+        return [JobReturn(status=JobStatus.COMPLETED) for _ in plans]
+
+    def _check_own_settings(self) -> None:
+        for name, least in (("jobs", 1), ("jobs_per_gpu", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"hydra.launcher.{name}={value} is too small; the least is 1.")
+        if self.timeout is not None and not self.timeout > 0:
+            raise UserError(
+                f"hydra.launcher.timeout={self.timeout:g} must be more than 0 seconds; null sets "
+                "no limit."
+            )
+        if self.on_failure not in ("continue", "stop"):
+            raise UserError(f"hydra.launcher.on_failure={self.on_failure} is not continue or stop.")
         given = [word.split("=")[0] for word in self.config.hydra.overrides.hydra]
         if "hydra.run.dir" in given:
             raise UserError("hydra.run.dir is for one run; a sweep's folder is hydra.sweep.dir.")
-        numbered = enumerate(job_overrides, start=initial_job_idx)
-        plans = [self._plan(number, list(words)) for number, words in numbered]
-        jobs = [job for job, _ in plans]
-        if len({job.folder for job in jobs}) < len(jobs):
-            raise UserError("hydra.sweep.subdir gives two jobs the same folder; leave it out.")
-        _check_text(plans)
-        _check_plugins(plans)
-        on_cpu = all(settings.device is Device.cpu for _, settings in plans)
-        pool = Pool(jobs, slots(len(jobs), self.jobs, [] if on_cpu else visible_gpus()))
-        self._finish(pool.run(), pool.stopped)
-        # Hydra reads one result for each job.
-        return [JobReturn(status=JobStatus.COMPLETED) for _ in jobs]
 
-    def _plan(self, number: int, words: list[str]) -> tuple[Job, Settings]:
-        """A job's command line, and its settings, checked."""
+    def _compose(self, number: int, words: list[str]) -> tuple[Plan, Callable[[int], str]]:
+        """A job's settings, checked, and the name of its folder if it has a certain number."""
         composed = self.context.config_loader.load_sweep_config(self.config, words)
-        with open_dict(composed):
-            composed.hydra.job.id = composed.hydra.job.num = number
-        HydraConfig.instance().set_config(composed)
-        folder = Path(composed.hydra.sweep.dir) / str(composed.hydra.sweep.subdir)
+
+        def name_of(number: int) -> str:
+            with read_write(composed.hydra), open_dict(composed.hydra):
+                composed.hydra.job.id = composed.hydra.job.num = number
+            HydraConfig.instance().set_config(composed)
+            return component(str(composed.hydra.sweep.subdir))
+
+        name_of(number)
         label = " ".join(filter_overrides(words))
         try:
             settings = compose.settings_of(_without_hydra(composed))
             assert not isinstance(settings, InspectSettings)
+            plan = Plan(number, label, settings, key_of(settings))
         except UserError as error:
-            raise _refused(number, label, error) from error
-        target = f"hydra.run.dir={arguments.quote(str(folder))}"
-        own = (self.sweep.command, *self.sweep.flags, *words, *_SINGLE, target)
-        return Job(number, folder, label, (*PROGRAM, *own)), settings
+            raise UserError(f"job {number} ({label}): {error} No job was started.") from error
+        return plan, name_of
 
-    def _finish(self, outcomes: list[Outcome], stopped: signal.Signals | None) -> None:
-        assert self.sweep.folder is not None
-        sweep = self.sweep.folder
-        print("\n".join(summary_lines(sweep, outcomes)), file=sys.stderr, flush=True)
+    def _sweep(self, plans: list[Plan]) -> tuple[Sweep, bool]:
+        """The sweep to go on with, or a new one, and whether it is new; nothing is written."""
+        if self.sweep is not None:  # Hydra cut it into several batches
+            return self.sweep, False
+        command = self.request.command
+        keys, overwrite = [plan.key for plan in plans], _starts_anew(plans)
+        root = outputs() / command
+        if self.folder.parent != root or self._named_folder():
+            found = sweep_in(self.folder, command, keys, overwrite)
+        else:
+            found = None if overwrite else continued(root, command, keys)
+        if found is None:
+            return Sweep(self.folder, command, self.request.words), True
+        self.folder = found.folder
+        return found, False
+
+    def _named_folder(self) -> bool:
+        given = [word.split("=")[0] for word in self.config.hydra.overrides.hydra]
+        return "hydra.sweep.dir" in given
+
+    def _prepare(self, sweep: Sweep, is_new: bool, plans: list[Plan], kept: set[str]) -> None:
+        """Take the sweep's folder and write down what is asked of it."""
+        if self.sweep is None:
+            self.lock = Lock(sweep.folder)  # held until this process ends
+            if _starts_anew(plans):
+                start_anew(sweep)
+            elif not is_new:
+                _tell_continued(sweep, plans, kept)
+        self.sweep = sweep
+        for plan in plans:
+            if sweep.entry(plan.key) is None:
+                sweep.jobs.append(Entry(plan.folder.name, plan.key, plan.label))
+        sweep.words = self.request.words
+        write_text(sweep.folder / MULTIRUN, Path(self.scratch.name, MULTIRUN).read_text())
+        sweep.save()
+
+    def _run(
+        self,
+        sweep: Sweep,
+        plans: list[Plan],
+        kept: set[str],
+        overrides: dict[str, Sequence[str]],
+    ) -> None:
+        """Run what is not finished, and end with the table of all that was asked for."""
+        todo = {
+            self._job(plan, overrides[plan.key]): plan for plan in plans if plan.key not in kept
+        }
+        on_cpu = all(plan.settings.device is Device.cpu for plan in todo.values())
+        gpus = [] if on_cpu else visible_gpus()
+        pool = Pool(
+            list(todo),
+            slots(len(todo), self.jobs, gpus, self.jobs_per_gpu),
+            timeout=self.timeout,
+            stop_on_failure=self.on_failure == "stop",
+            note=lambda outcome: _record(sweep, todo[outcome.job].key, outcome),
+            has_finished=lambda job: has_finished(sweep.command, job.folder),
+        )
+        ended = {todo[outcome.job].key: outcome for outcome in pool.run()} if todo else {}
+        outcomes = [ended.get(plan.key) or self._kept(plan) for plan in plans]
+        self._finish(sweep, outcomes, pool.stopped)
+
+    def _job(self, plan: Plan, words: Sequence[str]) -> Job:
+        target = f"hydra.run.dir={arguments.quote(str(plan.folder))}"
+        own = (self.request.command, *self.request.flags, *words, *_SINGLE, target)
+        return Job(plan.number, plan.folder, plan.label, (*PROGRAM, *own))
+
+    def _kept(self, plan: Plan) -> Outcome:
+        return Outcome(self._job(plan, ()), State.done, reason="before")
+
+    def _finish(
+        self, sweep: Sweep, outcomes: list[Outcome], stopped: signal.Signals | None
+    ) -> None:
+        print("\n".join(summary_lines(sweep.folder, outcomes)), file=sys.stderr, flush=True)
         if stopped is not None:
             code = Exit.TERMINATED if stopped is signal.SIGTERM else Exit.INTERRUPTED
-            again = "goes on" if self.sweep.command == "train" else "does every job again"
-            message = f"stopped; the same command with hydra.sweep.dir={sweep} {again}."
-            raise InterruptedRunError(message, code)
-        if self.sweep.command == "eval-extrapolate":
-            _merge([outcome.job.folder for outcome in outcomes], sweep)
-        failed = sum(outcome.code != 0 for outcome in outcomes)
+            raise InterruptedRunError("stopped; the same command again goes on.", code)
+        if sweep.command == "eval-extrapolate":
+            _merge([outcome.job.folder for outcome in outcomes], sweep.folder)
+        failed = sum(outcome.failed for outcome in outcomes)
+        left = sum(outcome.state in (State.stopped, State.waiting) for outcome in outcomes)
         if failed:
-            raise SweepFailedError(f"{failed} of {len(outcomes)} jobs failed.")
+            rest = f", {left} did not finish" if left else ""
+            raise SweepFailedError(f"{failed} of {len(outcomes)} jobs failed{rest}.")
 
 
-def _refused(number: int, label: str, error: UserError) -> UserError:
-    return UserError(f"job {number} ({label}): {error} No job was started.")
+def _starts_anew(plans: list[Plan]) -> bool:
+    return any(plan.overwrite for plan in plans)
 
 
-def _check_text(plans: list[tuple[Job, Settings]]) -> None:
-    """Raise UserError unless every training run finds text that fills its context.
-
-    A run that has begun had it then. Tokens are not counted here, for that takes the tokenizer.
-    """
-    corpora: dict[str, Corpus] = {}  # by the settings they come from, each read once
-    for job, settings in plans:
-        if not isinstance(settings, TrainSettings) or isinstance(settings.data, TaskConfig):
-            continue
-        if (job.folder / MANIFEST).exists() and not settings.overwrite:
-            continue
-        key = repr(settings.data)
-        try:
-            if key not in corpora:
-                corpora[key] = load_corpus(settings.data)
-            check_size(corpora[key], settings.context)
-            split_documents(corpora[key], settings.data)
-        except UserError as error:
-            raise _refused(job.number, job.label, error) from error
+def _is_done(sweep: Sweep, plan: Plan) -> bool:
+    entry = sweep.entry(plan.key)
+    return entry is not None and not plan.overwrite and sweep.is_done(entry)
 
 
-def _check_plugins(plans: list[tuple[Job, Settings]]) -> None:
-    """Raise UserError if a run's plugin breaks a promise that is quick to check."""
-    for job, settings in plans:
-        if isinstance(settings, TrainSettings) and settings.encoding.name in LOADED:
-            from posbench.promises import refuse_broken
+def _with_folders(sweep: Sweep, plans: list[Plan], names: list[Callable[[int], str]]) -> list[Plan]:
+    """The plans with the folders they had before in this sweep, or free ones."""
+    before = {} if _starts_anew(plans) else {job.key: job.folder for job in sweep.jobs}
+    taken = set(before.values())
+    found = []
+    for plan, name_of in zip(plans, names, strict=True):
+        name = before.get(plan.key) or _free_name(plan.number, name_of, taken)
+        taken.add(name)
+        found.append(replace(plan, folder=sweep.folder / name))
+    return found
 
-            try:
-                refuse_broken(settings.encoding, settings.model, settings.context)
-            except UserError as error:
-                raise _refused(job.number, job.label, error) from error
+
+def _free_name(number: int, name_of: Callable[[int], str], taken: set[str]) -> str:
+    """The name with the job's own number, or with the first one that is free."""
+    name = name_of(number)
+    for other in itertools.count(len(taken)):
+        if name not in taken:
+            return name
+        if name_of(other) == name_of(other + 1):
+            raise UserError("hydra.sweep.subdir gives two jobs the same folder; leave it out.")
+        name = name_of(other)
+    raise AssertionError("numbers do not end")
+
+
+def _tell_continued(sweep: Sweep, plans: list[Plan], kept: set[str]) -> None:
+    asked = {plan.key for plan in plans}
+    others = len(sweep.keys - asked)
+    beside = f"; {others} more of its jobs are not asked for now" if others else ""
+    anew = "overwrite=true" if sweep.command == "train" else "hydra.sweep.dir=DIR"
+    print(
+        f"goes on with the sweep in {sweep.folder}, begun {sweep.created[:10]}: {len(kept)} of "
+        f"{len(plans)} jobs are finished there{beside}. {anew} starts anew.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _print_plans(sweep: Sweep, is_new: bool, plans: list[Plan], kept: set[str]) -> None:
+    """One line for each job: what would happen to it, and the overrides that set it apart."""
+    what = "a new sweep" if is_new else f"goes on with the sweep in {sweep.folder}"
+    jobs = "1 job" if len(plans) == 1 else f"{len(plans)} jobs"
+    lines = [f"{sweep.command}: {jobs}, {what}; all settings are valid"]
+    width = max(len(plan.folder.name) for plan in plans)
+    for plan in plans:
+        does = "finished" if plan.key in kept else standing(plan)
+        lines.append(f"  {plan.folder.name:<{width}}  {does:<11}  {plan.label}".rstrip())
+    print("\n".join(lines))
+
+
+def _record(sweep: Sweep, key: str, outcome: Outcome) -> None:
+    """Write down how a job stands; a full disk must not end the other jobs."""
+    entry = sweep.entry(key)
+    assert entry is not None
+    entry.state, entry.code = outcome.state, outcome.code
+    entry.seconds, entry.reason = round(outcome.seconds, 1), outcome.reason
+    try:
+        sweep.save()
+        if outcome.state is not State.running:
+            write_job(outcome.job.folder, entry, outcome.job.command, outcome.said)
+    except StorageError as error:
+        print(f"warning: {error}", file=sys.stderr, flush=True)
 
 
 def _without_hydra(composed: DictConfig) -> DictConfig:
@@ -171,17 +315,20 @@ def _without_hydra(composed: DictConfig) -> DictConfig:
 
 def _merge(folders: list[Path], sweep: Path) -> None:
     """One table and report over the jobs that gave results."""
-    evaluated = [folder for folder in folders if (folder / "results.json").is_file()]
+    evaluated = [folder for folder in folders if (folder / RESULTS).is_file()]
     if evaluated:
         from posbench.jobs.evaluate import merge_evaluations
 
         merge_evaluations(evaluated, sweep)
 
 
-def register(command: str, config_dirs: Sequence[Path], plugins: Sequence[Path]) -> Sweep:
-    """Make the launcher known to Hydra, for the jobs of `command`."""
-    flags = [word for folder in config_dirs for word in ("--config-dir", str(folder.resolve()))]
-    flags += [f"plugins={path.resolve()}" for path in plugins]
-    PosbenchLauncher.sweep = Sweep(command, tuple(flags))
+def register(request: Request) -> None:
+    """Make the launcher known to Hydra, for the jobs of a command."""
+    PosbenchLauncher.request = request
     Plugins.instance().class_name_to_class[compose.LAUNCHER] = PosbenchLauncher
-    return PosbenchLauncher.sweep
+
+
+def job_flags(config_dirs: Sequence[Path], plugins: Sequence[Path]) -> tuple[str, ...]:
+    """What each job's own command line needs to know the same files."""
+    flags = [word for folder in config_dirs for word in ("--config-dir", str(folder.resolve()))]
+    return (*flags, *(f"plugins={path.resolve()}" for path in plugins))

@@ -8,14 +8,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from posbench.cli.sweepview import State, SweepView
+from posbench.cli.sweepview import JobProgress, SweepView
 from posbench.files import storage
 from posbench.progress import PROGRESS_FILE
+from posbench.runs import JOB_LOG
+from posbench.sweeps import State, last_lines, state_of, traceback_in
 
 GRACE_SECONDS = 60.0  # time for a job to save a checkpoint after it was asked to stop
 POLL_SECONDS = 0.1
@@ -24,7 +26,7 @@ PARENT = "POSBENCH_PARENT"  # a job that finds its parent gone stops by itself
 
 @dataclass(frozen=True)
 class Job:
-    """One process to be run; what it says goes to a file beside its folder."""
+    """One process to be run; what it says goes to a log in its folder."""
 
     number: int
     folder: Path
@@ -37,19 +39,24 @@ class Job:
 
     @property
     def log(self) -> Path:
-        # Beside, not inside: a run accepts no folder that holds anything foreign.
-        return self.folder.with_name(f"{self.folder.name}.log")
+        return self.folder / JOB_LOG
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; `code` is None for one that was never started."""
+    """How a job stands; `code` is None for one that was not started here, or is running."""
 
     job: Job
-    code: int | None
+    state: State = State.waiting
+    code: int | None = None
     seconds: float = 0.0
     reason: str = ""
-    stopped: bool = False  # it ended because it was asked to
+    said: tuple[str, ...] = ()  # its traceback, or its last lines
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, and neither well nor because it was asked to."""
+        return self.state not in (State.done, State.stopped, State.waiting, State.running)
 
 
 @dataclass
@@ -58,14 +65,38 @@ class _Running:
     process: subprocess.Popen[bytes]
     slot: int
     progress: Path
-    started: float
-    told: bool = False  # to stop
+    log_start: int  # bytes that earlier attempts left in its log
+    started: float = field(default_factory=time.monotonic)
+    asked: State | None = None  # to stop: because time is up, or because all are to stop
+    deadline: float = float("inf")  # then it is killed
+
+
+def _nothing(_outcome: Outcome) -> None:
+    pass
+
+
+def _no_doubt(_job: Job) -> bool:
+    return True
 
 
 class Pool:
     """Runs jobs, at most one per slot; a slot is what it adds to a job's environment."""
 
-    def __init__(self, jobs: Sequence[Job], slots: Sequence[dict[str, str]]) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        slots: Sequence[dict[str, str]],
+        *,
+        timeout: float | None = None,
+        stop_on_failure: bool = False,
+        note: Callable[[Outcome], None] = _nothing,
+        has_finished: Callable[[Job], bool] = _no_doubt,
+    ) -> None:
+        """`timeout`: seconds that one job may take.
+
+        `note` hears of each job that starts or ends; `has_finished` says whether one that ended
+        with exit code 0 has left what it was to leave.
+        """
         self.waiting = list(jobs)
         self.order = {job: index for index, job in enumerate(jobs)}
         self.slots = slots
@@ -73,47 +104,61 @@ class Pool:
         self.running: list[_Running] = []
         self.outcomes: list[Outcome] = []
         self.stopped: signal.Signals | None = None
-        self._deadline = float("inf")
+        self.timeout = timeout
+        self.stop_on_failure = stop_on_failure
+        self.note = note
+        self.has_finished = has_finished
+        self._failed = self._at_once = False
 
     def run(self) -> list[Outcome]:
         """Run all jobs to their end, or until a signal; their outcomes in the jobs' order."""
         view = SweepView(len(self.waiting))
         with tempfile.TemporaryDirectory(prefix="posbench-") as scratch, self._signals(), view:
             try:
-                while self.running or (self.waiting and not self.stopped):
+                while self.running or (self.waiting and not self._stopping):
                     self._start_jobs(Path(scratch), view)
                     self._stop_jobs()
                     time.sleep(POLL_SECONDS)
                     self._reap(view)
-                    view.show([self._state(run) for run in self.running], len(self.outcomes))
+                    view.show([self._progress(run) for run in self.running], len(self.outcomes))
             finally:
                 self._kill()
-        self.outcomes += [Outcome(job, None, reason="not started") for job in self.waiting]
+        self.outcomes += [Outcome(job) for job in self.waiting]
         return sorted(self.outcomes, key=lambda outcome: self.order[outcome.job])
 
+    @property
+    def _stopping(self) -> bool:
+        return self.stopped is not None or (self._failed and self.stop_on_failure)
+
     def _start_jobs(self, scratch: Path, view: SweepView) -> None:
-        while self.waiting and self.free and not self.stopped:
+        while self.waiting and self.free and not self._stopping:
             job, slot = self.waiting.pop(0), self.free.pop(0)
             progress = scratch / f"{job.number}.json"
             own = {PROGRESS_FILE: str(progress), PARENT: str(os.getpid())}
             try:
-                process = _start(job, {**os.environ, **self.slots[slot], **own})
+                process, start = _start(job, {**os.environ, **self.slots[slot], **own})
             except OSError as error:
                 self.free.append(slot)
-                self._end(Outcome(job, 127, reason=f"could not be started: {error}"), view)
+                reason = f"could not be started: {error}"
+                self._end(Outcome(job, State.failed, 127, reason=reason), view)
             else:
-                run = _Running(job, process, slot, progress, time.monotonic())
-                self.running.append(run)
+                self.running.append(_Running(job, process, slot, progress, start))
+                self.note(Outcome(job, State.running))
 
     def _stop_jobs(self) -> None:
-        if self.stopped is None:
-            return
+        now = time.monotonic()
         for run in self.running:
-            if not run.told:
-                run.told = True
-                _send(run, self.stopped)
-        if time.monotonic() > self._deadline:
-            self._kill()
+            if self._stopping and run.asked is None:
+                self._ask(run, State.stopped, self.stopped or signal.SIGTERM)
+            elif self.timeout is not None and now - run.started > self.timeout and not run.asked:
+                self._ask(run, State.timed_out, signal.SIGTERM)
+            if now > run.deadline or self._at_once:
+                _send(run, signal.SIGKILL)
+
+    def _ask(self, run: _Running, why: State, number: signal.Signals) -> None:
+        run.asked = why
+        run.deadline = time.monotonic() + GRACE_SECONDS
+        _send(run, number)
 
     def _kill(self) -> None:
         for run in self.running:
@@ -123,29 +168,39 @@ class Pool:
         for run in [run for run in self.running if run.process.poll() is not None]:
             self.running.remove(run)
             self.free.append(run.slot)
-            code = run.process.returncode
             # What a job started itself must not outlive it.
             _send(run, signal.SIGKILL)
-            seconds = time.monotonic() - run.started
-            reason = _reason(run.job, code) if code else ""
-            stopped = run.told and code != 0
-            self._end(Outcome(run.job, code, seconds, reason, stopped), view)
+            self._end(self._outcome(run), view)
+
+    def _outcome(self, run: _Running) -> Outcome:
+        """How a process that is gone has ended."""
+        code, seconds = run.process.returncode, time.monotonic() - run.started
+        if code == 0 and self.has_finished(run.job):
+            return Outcome(run.job, State.done, 0, seconds)
+        said = last_lines(run.job.log, run.log_start)
+        state, reason = run.asked or state_of(code), _reason(said, code)
+        if code == 0 and run.asked is None:
+            state, reason = State.failed, f"exit 0, but it has not finished; last: {_last(said)}"
+        elif run.asked is State.timed_out:
+            reason = f"timed out after {self.timeout:g} s; last: {_last(said)}"
+        return Outcome(run.job, state, code, seconds, reason, tuple(traceback_in(said)))
 
     def _end(self, outcome: Outcome, view: SweepView) -> None:
         self.outcomes.append(outcome)
+        self._failed |= outcome.failed
         view.ended(outcome.job.name, outcome.seconds, outcome.reason)
+        self.note(outcome)
 
-    def _state(self, run: _Running) -> State:
-        return State.read(run.job.name, run.progress)
+    def _progress(self, run: _Running) -> JobProgress:
+        return JobProgress.read(run.job.name, run.progress)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Note a first Ctrl-C or SIGTERM; a second one kills the jobs at once."""
 
         def note(number: int, _frame: FrameType | None) -> None:
-            again = self.stopped is not None
+            self._at_once = self.stopped is not None
             self.stopped = signal.Signals(number)
-            self._deadline = 0.0 if again else time.monotonic() + GRACE_SECONDS
 
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -155,12 +210,14 @@ class Pool:
                 signal.signal(number, handler)
 
 
-def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(job: Job, environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+    """The job's process, and how long its log was before."""
     with storage(job.log):
         job.log.parent.mkdir(parents=True, exist_ok=True)
         log = job.log.open("ab")
     with log:
-        return subprocess.Popen(
+        start = log.tell()
+        process = subprocess.Popen(
             job.command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -168,6 +225,7 @@ def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
             env=environment,
             start_new_session=True,  # Ctrl-C reaches the pool alone, which tells each job once
         )
+    return process, start
 
 
 def _send(run: _Running, number: signal.Signals) -> None:
@@ -176,33 +234,35 @@ def _send(run: _Running, number: signal.Signals) -> None:
         os.killpg(run.process.pid, number)
 
 
-def _reason(job: Job, code: int) -> str:
-    """Why a job failed: the last line it wrote, and the signal if one ended it."""
-    with storage(job.log), job.log.open("rb") as file:
-        file.seek(max(0, job.log.stat().st_size - 4096))
-        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    said = lines[-1].strip().removeprefix("posbench: ") if lines else "it said nothing"
+def _last(said: Sequence[str]) -> str:
+    return said[-1].strip().removeprefix("posbench: ") if said else "it said nothing"
+
+
+def _reason(said: Sequence[str], code: int) -> str:
+    """Why a job failed: the last line it wrote, or the signal that ended it."""
     if code >= 0:
-        return f"exit {code}: {said}"
+        return _last(said)
     name = signal.Signals(-code).name
     hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-    return f"killed by {name}{hint}; last: {said}"
+    return f"killed by {name}{hint}; last: {_last(said)}"
 
 
 def summary_lines(sweep: Path, outcomes: Sequence[Outcome]) -> list[str]:
-    """The table of a sweep that ended: one line per job, a second one for what failed."""
-    done = sum(outcome.code == 0 for outcome in outcomes)
-    width = max(len(outcome.job.name) for outcome in outcomes)
+    """The table of a sweep that ended: a line for each job, with its status and the reason."""
+    done = sum(outcome.state is State.done for outcome in outcomes)
+    rows = [("job", "status", "exit", "time", "reason"), *(_row(outcome) for outcome in outcomes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = [f"{sweep}: {done} of {len(outcomes)} jobs done"]
-    for outcome in outcomes:
-        name = outcome.job.name.ljust(width)
-        if outcome.code == 0:
-            lines.append(f"  {name}  done    {outcome.seconds:6.0f} s")
-        elif outcome.code is None:
-            lines.append(f"  {name}  not started")
-        elif outcome.stopped:
-            lines.append(f"  {name}  stopped {outcome.seconds:6.0f} s")
-        else:
-            lines.append(f"  {name}  failed  {outcome.seconds:6.0f} s  {outcome.reason}")
-            lines.append(f"  {' ' * width}          log: {outcome.job.log}")
+    for name, state, code, took, reason in rows:
+        left = f"  {name:<{widths[0]}}  {state:<{widths[1]}}"
+        right = f"  {code:>{widths[2]}}  {took:>{widths[3]}}  {reason}"
+        lines.append((left + right).rstrip())
+    if any(outcome.code for outcome in outcomes):
+        lines.append(f"  what a job said: {sweep}/JOB/{JOB_LOG}")
     return lines
+
+
+def _row(outcome: Outcome) -> tuple[str, str, str, str, str]:
+    code = "" if outcome.code is None else str(outcome.code)
+    took = f"{outcome.seconds:.0f} s" if outcome.seconds else ""
+    return outcome.job.name, outcome.state, code, took, outcome.reason

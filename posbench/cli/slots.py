@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def slots(jobs: int, asked: int | None, gpus: Sequence[str]) -> list[dict[str, str]]:
+def slots(
+    jobs: int, asked: int | None, gpus: Sequence[str], per_gpu: int = 1
+) -> list[dict[str, str]]:
     """What each place for a job adds to its environment.
 
-    One job per GPU, or per core: two one-thread jobs do more together than one job on two threads.
-    Threads are set in the environment, so a job's settings are those of a run by itself.
+    `per_gpu` jobs on each GPU, or one per core: two one-thread jobs do more together than one job
+    on two threads. Threads are set in the environment, so a job's settings are those of a run by
+    itself.
     """
-    places = asked or len(gpus) or cores()
+    places = asked or len(gpus) * per_gpu or cores()
     places = max(1, min(places, jobs))
     threads = {} if "OMP_NUM_THREADS" in os.environ else _threads(max(1, cores() // places))
     if not gpus:

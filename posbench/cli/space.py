@@ -91,11 +91,15 @@ APPS = {
 # Settings of Hydra's own that a person may have a use for.
 HYDRA_KEYS = {
     "hydra.run.dir": "folder of this run",
-    "hydra.sweep.dir": "folder of a sweep; with the same again, train does only what is "
-    "unfinished, eval-extrapolate every job anew",
+    "hydra.sweep.dir": "folder of a sweep, to begin there or to go on with; without it, the same "
+    "command goes on with its newest unfinished sweep",
     "hydra.sweep.subdir": "name of a job's folder inside it",
     "hydra.launcher.jobs": "jobs at a time; null: one per GPU, or one per CPU core",
-    "hydra/launcher": "posbench: a process per job; basic: one after another in this process",
+    "hydra.launcher.jobs_per_gpu": "jobs side by side on each GPU (1)",
+    "hydra.launcher.timeout": "seconds that one job may take; null: no limit",
+    "hydra.launcher.on_failure": "continue with the other jobs, or stop them all",
+    "hydra/launcher": "posbench: a process per job; basic: one after another in this process; "
+    "joblib, submitit_local: from packages of their own",
 }
 
 # How a setting is typed whose own name differs: Hydra would look for `model=` among the sizes.

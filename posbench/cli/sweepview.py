@@ -15,7 +15,7 @@ from posbench.progress import PLAIN_SECONDS
 
 
 @dataclass(frozen=True)
-class State:
+class JobProgress:
     """How far one running job says it is."""
 
     name: str
@@ -25,7 +25,7 @@ class State:
     note: str = ""
 
     @classmethod
-    def read(cls, name: str, report: Path) -> State:
+    def read(cls, name: str, report: Path) -> JobProgress:
         """The job's own report; nothing yet, or half a file, reads as `starting`."""
         try:
             record = json.loads(report.read_text())
@@ -63,7 +63,7 @@ class SweepView:
             self._print(f"{self.jobs} jobs")
         return self
 
-    def show(self, running: Sequence[State], finished: int) -> None:
+    def show(self, running: Sequence[JobProgress], finished: int) -> None:
         """Show the present state; plain lines come every PLAIN_SECONDS."""
         share = (finished + sum(state.share for state in running)) / max(1, self.jobs)
         total = f"{finished}/{self.jobs} jobs ended{self._left(share)}"
@@ -81,7 +81,7 @@ class SweepView:
         seconds = elapsed * (1 - share) / share
         return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", {seconds:.0f} s left"
 
-    def _show_bars(self, running: Sequence[State], share: float, total: str) -> None:
+    def _show_bars(self, running: Sequence[JobProgress], share: float, total: str) -> None:
         self._bars.update(self._tasks["sweep"], completed=share, note=total)
         names = {state.name for state in running}
         for name in [name for name in self._tasks if name != "sweep" and name not in names]:

@@ -13,7 +13,7 @@ from posbench.files import storage
 from posbench.plugins import changed_plugin
 from posbench.results import Evaluation, Status, read_results
 from posbench.rules import check
-from posbench.runs import MANIFEST, Lock, PluginError, describe, load_run, now
+from posbench.runs import JOB_FILES, MANIFEST, Lock, PluginError, describe, load_run, now
 from posbench.saved import to_dict
 from posbench.version import __version__
 
@@ -56,7 +56,7 @@ def run_evaluation(settings: EvalSettings, folder: Path, command: list[str]) -> 
         raise UserError(f"{folder} holds a training run, which is never changed; choose another.")
     lock = Lock(folder)
     try:
-        before = _earlier(folder, settings)
+        before = earlier(folder, settings)
         if before is not None:
             _show(before)
             print(f"complete: {folder} already holds this evaluation.")
@@ -73,13 +73,13 @@ def run_evaluation(settings: EvalSettings, folder: Path, command: list[str]) -> 
         lock.release()
 
 
-def _earlier(folder: Path, settings: EvalSettings) -> Evaluation | None:
+def earlier(folder: Path, settings: EvalSettings) -> Evaluation | None:
     """The same evaluation, finished before in `folder`; raises UserError for anything else there.
 
     One that had to skip a run is not finished: the run may have been repaired.
     """
     names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
-    foreign = sorted(names - set(FILES))
+    foreign = sorted(names - {*FILES, *JOB_FILES})
     if foreign:
         raise UserError(
             f"{folder} is not empty and holds more than a posbench evaluation (it has "
@@ -88,37 +88,37 @@ def _earlier(folder: Path, settings: EvalSettings) -> Evaluation | None:
     if not set(FILES) <= names:  # nothing yet, or killed while writing
         return None
     try:
-        earlier = read_results(folder)
-        done = earlier.provenance["evaluations"]
-        asked = done[0]["asked"]
+        found = read_results(folder)
+        done = found.provenance["evaluations"]
+        before = done[0]["asked"]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise UserError(
             f"{folder / 'results.json'} was not written by this posbench, or is damaged. "
             "Choose another hydra.run.dir."
         ) from None
-    wanted = _asked(settings)
+    wanted = asked(settings)
     changed = {
-        key: (asked.get(key), wanted[key]) for key in wanted if asked.get(key) != wanted[key]
+        key: (before.get(key), wanted[key]) for key in wanted if before.get(key) != wanted[key]
     }
     if changed or len(done) > 1:
         raise UserError(
             f"{folder} holds another evaluation: {describe(changed)}. Choose another hydra.run.dir."
         )
-    skipped = any(row.status is Status.skipped for row in earlier.rows)
-    return None if skipped else earlier
+    skipped = any(row.status is Status.skipped for row in found.rows)
+    return None if skipped else found
 
 
-def _asked(settings: EvalSettings) -> dict[str, Any]:
+def asked(settings: EvalSettings) -> dict[str, Any]:
     """All that decides the numbers of an evaluation, flat: key -> value."""
-    asked: dict[str, Any] = {f"eval.{key}": value for key, value in to_dict(settings.eval).items()}
-    asked |= {f"extension.{key}": value for key, value in to_dict(settings.extension).items()}
-    asked |= {"dtype": str(settings.dtype), "device": str(settings.device)}
+    found: dict[str, Any] = {f"eval.{key}": value for key, value in to_dict(settings.eval).items()}
+    found |= {f"extension.{key}": value for key, value in to_dict(settings.extension).items()}
+    found |= {"dtype": str(settings.dtype), "device": str(settings.device)}
     if settings.models is not None:
         from posbench.jobs.foreign import asked_models
 
-        return asked | asked_models(settings)
+        return found | asked_models(settings)
     runs = [_checkpoint(folder, settings.plugins_changed) for folder in find_folders(settings.runs)]
-    return asked | {"runs": runs}
+    return found | {"runs": runs}
 
 
 def _checkpoint(folder: Path, plugins_changed: bool) -> str:
@@ -196,6 +196,6 @@ def _measure(settings: EvalSettings, command: list[str]) -> tuple[Evaluation, li
         "posbench": __version__,
         **runtime.record(),
         **libraries,
-        "evaluations": [{"command": command, "created": now(), "asked": _asked(settings)}],
+        "evaluations": [{"command": command, "created": now(), "asked": asked(settings)}],
     }
     return evaluation, damaged

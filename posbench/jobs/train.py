@@ -26,6 +26,8 @@ from posbench.plugins import LOADED
 from posbench.rules import check
 from posbench.runs import (
     CHECKPOINTS,
+    JOB_FILES,
+    LOCK,
     MANIFEST,
     TOKENIZER,
     Lock,
@@ -65,7 +67,7 @@ def train(settings: TrainSettings, folder: Path | str | None = None) -> Run:
 def run_training(settings: TrainSettings, folder: Path, command: list[str]) -> None:
     """`posbench train`: a new run, the rest of an unfinished one, or word that it is complete."""
     check(settings)
-    settings = _located(settings)
+    settings = located(settings)
     lock = Lock(folder)
     try:
         try:
@@ -87,7 +89,7 @@ def run_training(settings: TrainSettings, folder: Path, command: list[str]) -> N
         lock.release()
 
 
-def _located(settings: TrainSettings) -> TrainSettings:
+def located(settings: TrainSettings) -> TrainSettings:
     """The same settings with a path that means the same from any folder."""
     data = settings.data
     if isinstance(data, TextConfig):
@@ -98,9 +100,11 @@ def _located(settings: TrainSettings) -> TrainSettings:
 
 
 def _remove_husk(folder: Path) -> None:
-    """Remove a folder that holds nothing but our lock."""
-    if [entry.name for entry in folder.iterdir()] == [".lock"]:
-        (folder / ".lock").unlink()
+    """Remove a folder that holds nothing but our lock; as a sweep's job it keeps its log."""
+    names = {entry.name for entry in folder.iterdir()}
+    if names <= {LOCK, *JOB_FILES}:
+        (folder / LOCK).unlink(missing_ok=True)
+    if names == {LOCK}:
         folder.rmdir()
 
 
@@ -120,7 +124,7 @@ def resume_training(
     lock = Lock(folder)
     try:
         run = load_run(folder)
-        wanted = _located(_changed(run.settings, changes))
+        wanted = located(_changed(run.settings, changes))
         check(wanted)
         changed = differences(run.settings, wanted)
         _admit(changed, allow)

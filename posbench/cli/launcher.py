@@ -100,14 +100,15 @@ class PosbenchLauncher(Launcher):
         numbered = enumerate(job_overrides, start=initial_job_idx)
         composed = [self._compose(number, list(words)) for number, words in numbered]
         plans = distinct([plan for plan, _ in composed])
+        labels = _distinguishing(job_overrides)
         sweep, is_new = self._sweep(plans)
         plans = _with_folders(sweep, plans, [name_of for _, name_of in composed])
         kept = {plan.key for plan in plans if _is_done(sweep, plan)}
         check_plans(plan for plan in plans if plan.key not in kept)
         if self.request.check_only:
-            _print_plans(sweep, is_new, plans, kept)
+            _print_plans(sweep, is_new, plans, kept, labels)
         else:
-            self._prepare(sweep, is_new, plans, kept)
+            self._prepare(sweep, is_new, plans, kept, labels)
             words = {plan.key: each for plan, each in zip(plans, job_overrides, strict=True)}
             self._run(sweep, plans, kept, words)
         # Hydra reads one result for each job.
@@ -169,7 +170,9 @@ class PosbenchLauncher(Launcher):
         given = [word.split("=")[0] for word in self.config.hydra.overrides.hydra]
         return "hydra.sweep.dir" in given
 
-    def _prepare(self, sweep: Sweep, is_new: bool, plans: list[Plan], kept: set[str]) -> None:
+    def _prepare(
+        self, sweep: Sweep, is_new: bool, plans: list[Plan], kept: set[str], labels: list[str]
+    ) -> None:
         """Take the sweep's folder and write down what is asked of it."""
         if self.sweep is None:
             self.lock = Lock(sweep.folder)  # held until this process ends
@@ -178,9 +181,9 @@ class PosbenchLauncher(Launcher):
             elif not is_new:
                 _tell_continued(sweep, plans, kept)
         self.sweep = sweep
-        for plan in plans:
+        for plan, label in zip(plans, labels, strict=True):
             if sweep.entry(plan.key) is None:
-                sweep.jobs.append(Entry(plan.folder.name, plan.key, plan.label))
+                sweep.jobs.append(Entry(plan.folder.name, plan.key, label))
         sweep.words = self.request.words
         write_text(sweep.folder / MULTIRUN, Path(self.scratch.name, MULTIRUN).read_text())
         sweep.save()
@@ -234,6 +237,12 @@ class PosbenchLauncher(Launcher):
             raise SweepFailedError(f"{failed} of {len(outcomes)} jobs failed{rest}.")
 
 
+def _distinguishing(overrides: Sequence[Sequence[str]]) -> list[str]:
+    """For each job the overrides that not every job has; all of them if there is one job."""
+    shared = set.intersection(*(set(words) for words in overrides)) if len(overrides) > 1 else set()
+    return [" ".join(word for word in words if word not in shared) for words in overrides]
+
+
 def _starts_anew(plans: list[Plan]) -> bool:
     return any(plan.overwrite for plan in plans)
 
@@ -280,15 +289,17 @@ def _tell_continued(sweep: Sweep, plans: list[Plan], kept: set[str]) -> None:
     )
 
 
-def _print_plans(sweep: Sweep, is_new: bool, plans: list[Plan], kept: set[str]) -> None:
+def _print_plans(
+    sweep: Sweep, is_new: bool, plans: list[Plan], kept: set[str], labels: list[str]
+) -> None:
     """One line for each job: what would happen to it, and the overrides that set it apart."""
     what = "a new sweep" if is_new else f"goes on with the sweep in {sweep.folder}"
     jobs = "1 job" if len(plans) == 1 else f"{len(plans)} jobs"
     lines = [f"{sweep.command}: {jobs}, {what}; all settings are valid"]
     width = max(len(plan.folder.name) for plan in plans)
-    for plan in plans:
+    for plan, label in zip(plans, labels, strict=True):
         does = "finished" if plan.key in kept else standing(plan)
-        lines.append(f"  {plan.folder.name:<{width}}  {does:<11}  {plan.label}".rstrip())
+        lines.append(f"  {plan.folder.name:<{width}}  {does:<11}  {label}".rstrip())
     print("\n".join(lines))
 
 

@@ -60,7 +60,7 @@ class SweepView:
             self._bars.start()
             self._tasks["sweep"] = self._bars.add_task("sweep", total=1.0, note="")
         else:
-            self._print(f"{self.jobs} jobs")
+            self._print("1 job" if self.jobs == 1 else f"{self.jobs} jobs")
         return self
 
     def show(self, running: Sequence[JobProgress], finished: int) -> None:

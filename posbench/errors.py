@@ -75,3 +75,10 @@ class SelftestFailedError(PosbenchError):
     """The evaluator gives another number than it must on a model whose losses are known."""
 
     code = Exit.FAILED
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a command that ended with `error`."""
+    if isinstance(error, PosbenchError):
+        return int(error.code)
+    return int(Exit.MEMORY if isinstance(error, MemoryError) else Exit.FAILED)

@@ -14,12 +14,12 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from posbench.errors import Exit, UserError
+from posbench.errors import Exit, StorageError, UserError
 from posbench.files import UNREADABLE, write_json
 from posbench.runs import JOB, MANIFEST, clear, digest, is_locked, now, saved_identity
 from posbench.version import __version__
@@ -44,6 +44,11 @@ class State(StrEnum):
     diverged = "diverged"
     memory = "out of memory"
     stopped = "stopped"  # it was asked to, and can go on
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the job ended, and neither well nor because it was asked to."""
+        return self not in (State.waiting, State.running, State.done, State.stopped)
 
 
 def state_of(code: int) -> State:
@@ -181,6 +186,8 @@ def sweep_in(folder: Path, command: str, keys: Iterable[str], overwrite: bool) -
 
     Raises UserError if it holds another sweep, unless `overwrite`, or a run or an evaluation.
     """
+    if folder.exists() and not folder.is_dir():
+        raise StorageError(f"cannot write {folder}: it is a file.")
     for name in (MANIFEST, RESULTS):
         if not is_sweep(folder) and (folder / name).exists():
             what = "a run" if name == MANIFEST else "an evaluation"
@@ -223,6 +230,24 @@ def component(name: str) -> str:
 
 
 # ---------------------------------------------------------------- how a job ended
+
+
+def ended_since(folder: Path, time: float) -> list[Entry]:
+    """The jobs right below `folder` whose job.json is not older than `time`, by name."""
+    found = []
+    for path in folder.glob(f"*/{JOB}"):
+        with contextlib.suppress(*UNREADABLE):
+            if path.stat().st_mtime >= time:
+                record = json.loads(path.read_text())
+                values = {item.name: record[item.name] for item in fields(Entry)}
+                found.append(Entry(**values | {"state": State(record["state"])}))
+    return sorted(found, key=lambda entry: natural(entry.folder))
+
+
+def natural(name: str) -> tuple[int, str]:
+    """Sort key that puts job 2 before job 10."""
+    number = name.split("-")[0]
+    return (int(number) if number.isdecimal() else 0, name)
 
 
 def last_lines(log: Path, start: int = 0) -> list[str]:

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from posbench.cli import launcher, main, plans, pool
+from posbench.cli import launcher, main, plans
 from posbench.cli.pool import Job, Pool
 from posbench.cli.slots import cores, slots, visible_gpus
-from posbench.cli.sweepview import JobProgress
+from posbench.cli.sweepview import JobProgress, table
 from posbench.corpus import Corpus, load_corpus
-from posbench.sweeps import State
+from posbench.sweeps import Entry, State
 
 # Stands in for `python -m posbench`: notes how it was called, then does what its seed says.
 FAKE = """
@@ -407,13 +407,12 @@ def test_gpus_are_found_without_torch(
     assert visible_gpus() == []
 
 
-def test_the_summary_fits_its_outcomes(tmp_path: Path) -> None:
-    done = pool.Outcome(job(tmp_path, 0, ""), State.done, 0, 12.0)
-    idle = pool.Outcome(job(tmp_path, 1, ""))
-    lines = pool.summary_lines(Path("s"), [done, idle])
+def test_the_table_fits_its_jobs() -> None:
+    done = Entry("0-rope", "", "", State.done, 0, 12.0)
+    lines = table(Path("s"), [done, Entry("1-rope", "", "")]).splitlines()
     assert lines == [
         "s: 1 of 2 jobs done",
-        "  job   status       exit  time  reason",
-        "  job0  done            0  12 s",
-        "  job1  not started",
+        "  job     status       exit  time  reason",
+        "  0-rope  done            0  12 s",
+        "  1-rope  not started",
     ]

@@ -21,6 +21,18 @@ def _settings_command(name: str, words: list[str]) -> None:
     run_app(name, words)
 
 
+def _check(words: list[str]) -> None:
+    from posbench.cli.apps import run_check
+
+    run_check(words)
+
+
+def _runs(words: list[str]) -> None:
+    from posbench.cli.runs import run_runs
+
+    run_runs(words)
+
+
 def _list(words: list[str]) -> None:
     from posbench.cli.listing import run_list
 
@@ -70,6 +82,8 @@ COMMANDS: dict[str, tuple[str, Command]] = {
         partial(_settings_command, "eval-extrapolate"),
     ),
     "inspect": ("show an encoding's numbers", partial(_settings_command, "inspect")),
+    "check": ("check a command, every job of it, without running it", _check),
+    "runs": ("list runs and sweeps; runs diff, runs prune", _runs),
     "list": ("what there is: encodings, extensions, protocols, models, data", _list),
     "sample": ("let a trained model write", _sample),
     "report": ("write the report of an evaluation again", _report),

@@ -6,8 +6,13 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.conf import HydraConf
@@ -17,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from posbench import config, plugins
-from posbench.cli import arguments, compose, guard, launcher, mistakes
+from posbench.cli import arguments, compose, guard, launcher, mistakes, plans
 from posbench.cli.help import command_help
 from posbench.cli.space import APPS, App, configs_folder
 from posbench.errors import (
@@ -26,7 +31,9 @@ from posbench.errors import (
     StorageError,
     SweepFailedError,
     UserError,
+    exit_code,
 )
+from posbench.sweeps import Entry, State, ended_since, state_of, write_job
 from posbench.version import __version__
 
 # A full disk is told apart from a defect wherever it shows.
@@ -49,6 +56,58 @@ def run_app(name: str, words: list[str]) -> None:
             _compose_and_run(app, line, command)
 
 
+CHECK_HELP = """posbench check [COMMAND] [key=value ...]: would this command work?
+
+  COMMAND        train (if left out) or eval-extrapolate, with all that can be typed after it
+
+Every job of it is composed and checked: settings, rules, text that fills the context, folders, and
+what is quick to check of an encoding of your own. Nothing runs and no folder is made. Exit code 0
+and a line for each job, or 2 and the first mistake.
+
+  posbench check encoding=alibi context=256
+  posbench check train -m encoding=rope,alibi seed=0,1,2
+  posbench check eval-extrapolate -m extension=none,ntk,yarn"""
+
+_NOT_CHECKED = ("--cfg", "-c", "--info", "-i")
+
+
+def run_check(words: list[str]) -> None:
+    """Check `posbench WORDS` without running it; raises UserError for what would not work."""
+    name, rest = (words[0], words[1:]) if words[:1] and words[0] in APPS else ("train", words)
+    app, command = APPS[name], ["posbench", name, *rest]
+    line = arguments.read(app, rest)
+    if line.help:
+        print(CHECK_HELP)
+        return
+    unwanted = [*line.resume, *(flag for flag in line.flags if flag in _NOT_CHECKED)]
+    if name == "inspect" or unwanted:
+        raise UserError(f"posbench check does not take {unwanted[0] if unwanted else name}.")
+    folder = _typed_folder(line)
+    with plugins.loaded(line.plugins), tempfile.TemporaryDirectory(prefix="posbench-") as scratch:
+        if any(word.startswith("hydra/launcher=") for word in line.overrides):
+            line.overrides = [word for word in line.overrides if not _of_launcher(word)]
+        line.overrides.append(f"hydra.run.dir={arguments.quote(scratch)}")  # Hydra makes it
+        _compose_and_run(app, line, command, partial(_look, folder))
+
+
+def _typed_folder(line: arguments.Line) -> Path | None:
+    """The folder of a single run, if one was named."""
+    typed = [word for word in line.overrides if word.startswith("hydra.run.dir=")]
+    return Path(typed[-1].partition("=")[2].strip("'\"")) if typed else None
+
+
+def _of_launcher(word: str) -> bool:
+    return word.startswith(("hydra/launcher=", "hydra.launcher."))
+
+
+def _look(folder: Path | None, settings: config.Settings, _: Path, command: list[str]) -> None:
+    """Check one run as a sweep's launcher checks each of its jobs, and say what it would do."""
+    assert not isinstance(settings, config.InspectSettings)
+    plan = plans.Plan(0, "", settings, plans.key_of(settings), folder or Path("no folder yet"))
+    plans.check_plans([plan])
+    print(f"{command[1]}: 1 job, {plans.standing(plan)}; all settings are valid")
+
+
 def _resume(line: arguments.Line, command: list[str]) -> None:
     if "resume" not in line.resume:
         raise UserError(f"{next(iter(line.resume))} goes with resume=DIR.")
@@ -65,32 +124,71 @@ def _resume(line: arguments.Line, command: list[str]) -> None:
     resume_training(folder, strict == "true", allow, line.overrides, command)
 
 
+Work = Callable[[config.Settings, Path, list[str]], None]
+
+
 class Task:
     """What Hydra calls for each job. It keeps errors, for Hydra would print and bury them."""
 
-    def __init__(self, app: App, command: list[str]) -> None:
+    def __init__(self, app: App, command: list[str], work: Work) -> None:
         self.app = app
+        self.work = work
         self.command = command
-        self.jobs = 0
+        self.started = time.time()
+        self.ran = False
         self.folder: Path | None = None
-        self.failures: list[Exception] = []
+        self.launcher = ""  # another than ours, if that runs a sweep,
+        self.sweep: Path | None = None  # and where
+        self.failure: Exception | None = None
         self.interrupted: InterruptedRunError | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrive in a process that a launcher started: Hydra there has to know our names."""
+        self.__dict__.update(state)
+        compose.register()
+
+    def see(self, composed: DictConfig) -> None:
+        """Note where a sweep goes that another launcher runs; refuse what it cannot do."""
+        if composed.hydra.launcher.get("_target_") == compose.LAUNCHER:
+            return
+        self.sweep = Path(composed.hydra.sweep.dir)
+        self.launcher = composed.hydra.runtime.choices["hydra/launcher"]
+        if plugins.LOADED and self.launcher != "basic":
+            names = ", ".join(plugins.LOADED)
+            raise UserError(
+                f"hydra/launcher={self.launcher} starts processes that do not know {names}; leave "
+                "it out to have posbench's own launcher."
+            )
 
     def __call__(self, composed: DictConfig) -> None:
         settings = HydraConfig.get()
-        self.jobs += 1
+        self.ran = True
         self.folder = Path(settings.runtime.output_dir)
+        is_job = settings.mode is RunMode.MULTIRUN
         try:
-            if settings.mode is RunMode.RUN:
+            if not is_job:
                 _check_single(settings)
-            run(compose.settings_of(composed), self.folder, self.command)
+            self.work(compose.settings_of(composed), self.folder, self.command)
         except InterruptedRunError as error:
             self.interrupted = error
             raise KeyboardInterrupt from error  # what ends Hydra's own sweep at once
         except Exception as error:
-            self.failures.append(error)
-            if settings.mode is RunMode.MULTIRUN:
-                print(f"job {settings.job.num}: {error}", file=sys.stderr, flush=True)
+            self.failure = error
+        if is_job:
+            self._record_job(settings, self.folder)
+
+    def _record_job(self, settings: HydraConf, folder: Path) -> None:
+        """Write down how a job ended: it may run in another process, which takes no more along."""
+        error, self.failure = self.failure, None
+        label = " ".join(settings.overrides.task)
+        job = Entry(folder.name, "", label, State.done, 0)
+        said: list[str] = []
+        if error is not None:
+            print(f"job {settings.job.num}: {error}", file=sys.stderr, flush=True)
+            job.code = exit_code(error)
+            job.state, job.reason = state_of(job.code), str(error)
+            said = "".join(traceback.format_exception(error)).splitlines()
+        write_job(folder, job, self.command, said)
 
 
 def _check_single(settings: HydraConf) -> None:
@@ -118,21 +216,34 @@ def run(settings: config.Settings, folder: Path, command: list[str]) -> None:
         run_inspect(settings)
 
 
-def _compose_and_run(app: App, line: arguments.Line, command: list[str]) -> None:
+def _compose_and_run(
+    app: App, line: arguments.Line, command: list[str], work: Work | None = None
+) -> None:
+    """Have Hydra compose the jobs, and do them; `work` only looks at them instead."""
     if line.multirun and app.command == "inspect":
         raise UserError("inspect looks at one encoding at a time; leave out -m.")
     compose.register()
     flags = launcher.job_flags(line.config_dirs, line.plugins)
-    launcher.register(launcher.Request(app.command, flags, command[2:]))
-    task = Task(app, command)
+    launcher.register(launcher.Request(app.command, flags, command[2:], work is not None))
+    task = Task(app, command, work or run)
     existing = _existing_folders(line)
     try:
         with _own_errors(app, line, task):
             _call_hydra(app, task, [*line.flags, *line.overrides])
-            _raise_failures(task)
+            if task.failure is not None:
+                raise task.failure
+            if task.sweep is not None:
+                _finish_foreign(task, task.sweep)
     except UserError:
         _discard(task.folder, existing)
         raise
+
+
+def _finish_foreign(task: Task, sweep: Path) -> None:
+    """The end of a sweep that another launcher ran, told by what its jobs left."""
+    jobs = ended_since(sweep, task.started)
+    if jobs:
+        launcher.finish(task.app.command, sweep, jobs)
 
 
 def _existing_folders(line: arguments.Line) -> set[Path]:
@@ -160,18 +271,14 @@ def _own_errors(app: App, line: arguments.Line, task: Task) -> Iterator[None]:
         message = mistakes.explain(error, app, line.overrides, tuple(line.config_dirs))
         if message is not None:
             raise UserError(message) from error
-        if isinstance(error, OSError) and (not task.jobs or error.errno in _STORAGE):
+        if isinstance(error, OSError) and (not task.ran or error.errno in _STORAGE):
             where = error.filename or "the output folder"
             raise StorageError(f"cannot write {where}: {error.strerror or error}.") from error
+        if task.sweep is not None and not task.ran:
+            _finish_foreign(task, task.sweep)
+            why = str(error).strip().splitlines()[:1] or [type(error).__name__]
+            raise SweepFailedError(f"hydra/launcher={task.launcher} gave up: {why[0]}") from error
         raise
-
-
-def _raise_failures(task: Task) -> None:
-    if task.failures and task.jobs > 1:
-        failed = f"{len(task.failures)} of {task.jobs} jobs failed."
-        raise SweepFailedError(failed) from task.failures[0]
-    if task.failures:
-        raise task.failures[0]
 
 
 def _call_hydra(app: App, task: Task, words: list[str]) -> None:
@@ -190,7 +297,7 @@ def _call_hydra(app: App, task: Task, words: list[str]) -> None:
     sys.argv = [f"posbench {app.command}", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with guard.composed_configs_checked():
+        with guard.composed_configs_checked(task.see):
             entry()
     finally:
         sys.argv = arguments_before

@@ -81,6 +81,10 @@ def query(line: str) -> list[str]:
         from posbench.cli import COMMANDS
 
         return _starting(last, [*COMMANDS, "--help", "--version"])
+    if words[0] == "check":
+        commands = _starting(last, ["train", "eval-extrapolate"]) if len(words) == 1 else []
+        words = words[1:] if words[1:] and words[1] in APPS else ["train", *words[1:]]
+        return [*commands, *_setting(APPS[words[0]], words[1:], last)]
     if words[0] in APPS:
         return _setting(APPS[words[0]], words[1:], last)
     return _starting(last, _plain(words[0], len(words)))
@@ -88,9 +92,12 @@ def query(line: str) -> list[str]:
 
 def _plain(command: str, position: int) -> list[str]:
     from posbench.cli.listing import LISTS
+    from posbench.cli.runs import PRUNE_FLAGS
 
     if command == "list":
         return [*LISTS, "--json"] if position == 1 else ["--json"]
+    if command == "runs":
+        return ["diff", "prune", "--json"] if position == 1 else list(PRUNE_FLAGS)
     if command == "completion" and position == 1:
         return list(SCRIPTS)
     if command == "sample" and position > 1:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -107,8 +108,11 @@ def _is_harmless(place: Place, value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def composed_configs_checked() -> Iterator[None]:
-    """Inside, Hydra gets no config, of a run or of a sweep's job, that `check_composed` refuses."""
+def composed_configs_checked(see: Callable[[DictConfig], None]) -> Iterator[None]:
+    """Inside, Hydra gets no config, of a run or of a sweep's job, that `check_composed` refuses.
+
+    `see` is shown that of a sweep as a whole.
+    """
     load = ConfigLoaderImpl.load_configuration
 
     def checked(self: ConfigLoaderImpl, *given: Any, **named: Any) -> DictConfig:
@@ -117,6 +121,8 @@ def composed_configs_checked() -> Iterator[None]:
         except yaml.YAMLError as error:
             raise UserError(f"not valid YAML: {' '.join(str(error).split())}") from error
         check_composed(config)
+        if named.get("run_mode") is RunMode.MULTIRUN:
+            see(config)
         return config
 
     ConfigLoaderImpl.load_configuration = checked  # type: ignore[method-assign]

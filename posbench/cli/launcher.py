@@ -25,8 +25,9 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from posbench.cli import arguments, compose
 from posbench.cli.plans import Plan, check_plans, distinct, key_of, standing
-from posbench.cli.pool import Job, Outcome, Pool, summary_lines
+from posbench.cli.pool import Job, Outcome, Pool
 from posbench.cli.slots import slots, visible_gpus
+from posbench.cli.sweepview import table
 from posbench.config import Device, InspectSettings
 from posbench.discovery import outputs
 from posbench.errors import Exit, InterruptedRunError, StorageError, SweepFailedError, UserError
@@ -126,8 +127,7 @@ class PosbenchLauncher(Launcher):
             )
         if self.on_failure not in ("continue", "stop"):
             raise UserError(f"hydra.launcher.on_failure={self.on_failure} is not continue or stop.")
-        given = [word.split("=")[0] for word in self.config.hydra.overrides.hydra]
-        if "hydra.run.dir" in given:
+        if any(word.startswith("hydra.run.dir=") for word in self.request.words):
             raise UserError("hydra.run.dir is for one run; a sweep's folder is hydra.sweep.dir.")
 
     def _compose(self, number: int, words: list[str]) -> tuple[Plan, Callable[[int], str]]:
@@ -209,32 +209,37 @@ class PosbenchLauncher(Launcher):
             note=lambda outcome: _record(sweep, todo[outcome.job].key, outcome),
             has_finished=lambda job: has_finished(sweep.command, job.folder),
         )
-        ended = {todo[outcome.job].key: outcome for outcome in pool.run()} if todo else {}
-        outcomes = [ended.get(plan.key) or self._kept(plan) for plan in plans]
-        self._finish(sweep, outcomes, pool.stopped)
+        outcomes = {todo[outcome.job].key: outcome for outcome in pool.run()} if todo else {}
+        jobs = []
+        for plan in plans:
+            entry = _entry(sweep, plan.key)
+            if plan.key in kept:
+                jobs.append(replace(entry, state=State.done, code=None, seconds=0, reason="before"))
+            else:
+                jobs.append(_as_ended(entry, outcomes[plan.key]))
+        finish(sweep.command, sweep.folder, jobs, pool.stopped)
 
     def _job(self, plan: Plan, words: Sequence[str]) -> Job:
         target = f"hydra.run.dir={arguments.quote(str(plan.folder))}"
         own = (self.request.command, *self.request.flags, *words, *_SINGLE, target)
         return Job(plan.number, plan.folder, plan.label, (*PROGRAM, *own))
 
-    def _kept(self, plan: Plan) -> Outcome:
-        return Outcome(self._job(plan, ()), State.done, reason="before")
 
-    def _finish(
-        self, sweep: Sweep, outcomes: list[Outcome], stopped: signal.Signals | None
-    ) -> None:
-        print("\n".join(summary_lines(sweep.folder, outcomes)), file=sys.stderr, flush=True)
-        if stopped is not None:
-            code = Exit.TERMINATED if stopped is signal.SIGTERM else Exit.INTERRUPTED
-            raise InterruptedRunError("stopped; the same command again goes on.", code)
-        if sweep.command == "eval-extrapolate":
-            _merge([outcome.job.folder for outcome in outcomes], sweep.folder)
-        failed = sum(outcome.failed for outcome in outcomes)
-        left = sum(outcome.state in (State.stopped, State.waiting) for outcome in outcomes)
-        if failed:
-            rest = f", {left} did not finish" if left else ""
-            raise SweepFailedError(f"{failed} of {len(outcomes)} jobs failed{rest}.")
+def finish(
+    command: str, folder: Path, jobs: Sequence[Entry], stopped: signal.Signals | None = None
+) -> None:
+    """End a sweep with its table; raises InterruptedRunError or SweepFailedError."""
+    print(table(folder, jobs), file=sys.stderr, flush=True)
+    if stopped is not None:
+        code = Exit.TERMINATED if stopped is signal.SIGTERM else Exit.INTERRUPTED
+        raise InterruptedRunError("stopped; the same command again goes on.", code)
+    if command == "eval-extrapolate":
+        _merge([folder / job.folder for job in jobs], folder)
+    failed = sum(job.state.is_failure for job in jobs)
+    left = sum(job.state in (State.stopped, State.waiting) for job in jobs)
+    if failed:
+        rest = f", {left} did not finish" if left else ""
+        raise SweepFailedError(f"{failed} of {len(jobs)} jobs failed{rest}.")
 
 
 def _distinguishing(overrides: Sequence[Sequence[str]]) -> list[str]:
@@ -303,12 +308,23 @@ def _print_plans(
     print("\n".join(lines))
 
 
-def _record(sweep: Sweep, key: str, outcome: Outcome) -> None:
-    """Write down how a job stands; a full disk must not end the other jobs."""
+def _entry(sweep: Sweep, key: str) -> Entry:
     entry = sweep.entry(key)
     assert entry is not None
-    entry.state, entry.code = outcome.state, outcome.code
-    entry.seconds, entry.reason = round(outcome.seconds, 1), outcome.reason
+    return entry
+
+
+def _as_ended(entry: Entry, outcome: Outcome) -> Entry:
+    seconds = round(outcome.seconds, 1)
+    return replace(
+        entry, state=outcome.state, code=outcome.code, seconds=seconds, reason=outcome.reason
+    )
+
+
+def _record(sweep: Sweep, key: str, outcome: Outcome) -> None:
+    """Write down how a job stands; a full disk must not end the other jobs."""
+    entry = _as_ended(_entry(sweep, key), outcome)
+    sweep.jobs = [entry if job.key == key else job for job in sweep.jobs]
     try:
         sweep.save()
         if outcome.state is not State.running:

@@ -19,6 +19,13 @@ from posbench.cli.space import APPS, HYDRA_KEYS, App, all_keys, keys, option_key
 
 Folders = tuple[Path, ...]
 
+# Launchers of Hydra's that come with a package of their own.
+_PACKAGES = {
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+
 
 def explain(
     error: BaseException, app: App, overrides: list[str], extra: Folders = ()
@@ -97,6 +104,8 @@ def _missing(error: MissingConfigException, app: App, extra: Folders) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     if not group:
         return _plain(error)
+    if group == "hydra/launcher" and name in _PACKAGES:
+        return f"hydra/launcher={name} comes with a package: pip install {_PACKAGES[name]}."
     if group.startswith("hydra/"):
         known = [option for option in error.options or [] if not option.startswith("_")]
     else:

@@ -36,6 +36,8 @@ class Plan:
 
     def refused(self, error: UserError | str) -> UserError:
         """The error of this job as that of the whole command."""
+        if not self.label:
+            return UserError(str(error))
         return UserError(f"job {self.number} ({self.label}): {error} No job was started.")
 
 
@@ -87,6 +89,8 @@ def standing(plan: Plan) -> str:
     """What the job would do in its folder: begin, go on, or nothing; raises UserError."""
     settings, folder = plan.settings, plan.folder
     if not folder.is_dir():
+        if folder.exists():
+            raise UserError(f"{folder} is a file; choose another folder.")
         return "new"
     if is_locked(folder):
         raise UserError(f"{folder} is in use by another process. Wait for it, or choose another.")

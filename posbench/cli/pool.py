@@ -53,11 +53,6 @@ class Outcome:
     reason: str = ""
     said: tuple[str, ...] = ()  # its traceback, or its last lines
 
-    @property
-    def failed(self) -> bool:
-        """Whether it ended, and neither well nor because it was asked to."""
-        return self.state not in (State.done, State.stopped, State.waiting, State.running)
-
 
 @dataclass
 class _Running:
@@ -187,7 +182,7 @@ class Pool:
 
     def _end(self, outcome: Outcome, view: SweepView) -> None:
         self.outcomes.append(outcome)
-        self._failed |= outcome.failed
+        self._failed |= outcome.state.is_failure
         view.ended(outcome.job.name, outcome.seconds, outcome.reason)
         self.note(outcome)
 
@@ -245,24 +240,3 @@ def _reason(said: Sequence[str], code: int) -> str:
     name = signal.Signals(-code).name
     hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}; last: {_last(said)}"
-
-
-def summary_lines(sweep: Path, outcomes: Sequence[Outcome]) -> list[str]:
-    """The table of a sweep that ended: a line for each job, with its status and the reason."""
-    done = sum(outcome.state is State.done for outcome in outcomes)
-    rows = [("job", "status", "exit", "time", "reason"), *(_row(outcome) for outcome in outcomes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [f"{sweep}: {done} of {len(outcomes)} jobs done"]
-    for name, state, code, took, reason in rows:
-        left = f"  {name:<{widths[0]}}  {state:<{widths[1]}}"
-        right = f"  {code:>{widths[2]}}  {took:>{widths[3]}}  {reason}"
-        lines.append((left + right).rstrip())
-    if any(outcome.code for outcome in outcomes):
-        lines.append(f"  what a job said: {sweep}/JOB/{JOB_LOG}")
-    return lines
-
-
-def _row(outcome: Outcome) -> tuple[str, str, str, str, str]:
-    code = "" if outcome.code is None else str(outcome.code)
-    took = f"{outcome.seconds:.0f} s" if outcome.seconds else ""
-    return outcome.job.name, outcome.state, code, took, outcome.reason

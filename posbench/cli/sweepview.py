@@ -1,4 +1,4 @@
-"""How far a sweep is: live bars on a terminal, a plain line now and then elsewhere."""
+"""How far a sweep is: live bars on a terminal, plain lines elsewhere; at its end a table."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from posbench.progress import PLAIN_SECONDS
+from posbench.runs import JOB
+from posbench.sweeps import Entry, State
 
 
 @dataclass(frozen=True)
@@ -111,3 +113,24 @@ class SweepView:
     ) -> None:
         if self._bars is not None:
             self._bars.stop()
+
+
+def table(sweep: Path, jobs: Sequence[Entry]) -> str:
+    """The table of a sweep that ended: a line for each job, with its status and the reason."""
+    done = sum(job.state is State.done for job in jobs)
+    rows = [("job", "status", "exit", "time", "reason"), *(_row(job) for job in jobs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [f"{sweep}: {done} of {len(jobs)} jobs done"]
+    for name, state, code, took, reason in rows:
+        left = f"  {name:<{widths[0]}}  {state:<{widths[1]}}"
+        right = f"  {code:>{widths[2]}}  {took:>{widths[3]}}  {reason}"
+        lines.append((left + right).rstrip())
+    if any(job.state.is_failure for job in jobs):
+        lines.append(f"  how a job ended: {sweep}/JOB/{JOB}")
+    return "\n".join(lines)
+
+
+def _row(job: Entry) -> tuple[str, str, str, str, str]:
+    code = "" if job.code is None else str(job.code)
+    took = f"{job.seconds:.0f} s" if job.seconds else ""
+    return job.folder, job.state, code, took, job.reason

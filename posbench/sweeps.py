@@ -263,9 +263,9 @@ def last_lines(log: Path, start: int = 0) -> list[str]:
 
 
 def traceback_in(lines: Sequence[str]) -> list[str]:
-    """The last traceback and all after it; without one, the last lines."""
+    """The first traceback and all after it, for causes come first; without one, the last lines."""
     starts = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent")]
-    return list(lines[starts[-1] :] if starts else lines[-LAST_LINES:])
+    return list(lines[starts[0] :] if starts else lines[-LAST_LINES:])
 
 
 def write_job(folder: Path, entry: Entry, command: Sequence[str], said: Sequence[str]) -> None:

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 
-from posbench.cli import launcher, main, plans
+from posbench import sweeps
+from posbench.cli import apps, launcher, main, plans, pool
 from posbench.cli.pool import Job, Pool
 from posbench.cli.slots import cores, slots, visible_gpus
 from posbench.cli.sweepview import JobProgress, table
 from posbench.corpus import Corpus, load_corpus
+from posbench.errors import DivergedError
+from posbench.jobs.train import train
+from posbench.runs import Lock
 from posbench.sweeps import Entry, State
 
 # Stands in for `python -m posbench`: notes how it was called, then does what its seed says.
@@ -30,27 +35,50 @@ notes = pathlib.Path("calls") / folder.name
 notes.mkdir(parents=True, exist_ok=True)
 kept = {k: os.environ.get(k) for k in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")}
 (notes / "call.json").write_text(json.dumps({"words": sys.argv[1:], "env": kept}))
+with open("started", "a") as file:
+    file.write(folder.name + " ")
 pathlib.Path(os.environ["POSBENCH_PROGRESS"]).write_text(
     '{"title": "training", "done": 1, "total": 2, "note": ""}')
-match words.get("seed"):
+
+def wait(*_):
+    (notes / "ready").touch()
+    time.sleep(60)
+
+def stop(number, _):
+    (notes / "saved").write_text(signal.Signals(number).name)
+    sys.exit(128 + number)
+
+match "" if "FIXED" in os.environ else words.get("seed"):
     case "1":
         sys.exit("posbench: the loss is not finite at step 3.")
     case "2":
         os.kill(os.getpid(), signal.SIGKILL)
     case "9":
-        def stop(number, _):
-            (notes / "saved").write_text(signal.Signals(number).name)
-            sys.exit(128 + number)
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGTERM, stop)
-        (notes / "ready").touch()
-        time.sleep(60)
+        wait()
     case "8":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        (notes / "ready").touch()
-        time.sleep(60)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        wait()
+    case "10":
+        while not any(pathlib.Path("calls").glob("*/ready")):
+            time.sleep(0.05)
+        sys.exit(1)
+    case "20":
+        {}["told to raise"]
+    case "21":
+        sys.exit(5)
+    case "22":
+        sys.exit(6)
+    case "23":
+        sys.exit(7)
+    case "24":
+        sys.exit(0)
 name = "run.json" if sys.argv[1] == "train" else "results.json"
-(folder / name).write_text('{"status": "finished"}')
+jobs = json.loads((folder.parent / "sweep.json").read_text())["jobs"]
+key = next(job["key"] for job in jobs if job["folder"] == folder.name)
+(folder / name).write_text(json.dumps({"status": "finished", "settings": {"key": key}}))
 """
 
 # A real posbench process whose jobs are the fake.
@@ -75,6 +103,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(plans, "load_corpus", _loaded_once)
+    # What the fake leaves is known by the key that it copies, not by settings.
+    monkeypatch.setattr(sweeps, "digest", lambda kept: kept["key"])
+    monkeypatch.setenv("POSBENCH_OUTPUTS", "out")
     return script
 
 
@@ -381,6 +412,8 @@ def test_places_on_gpus() -> None:
     assert shown == ["0", "1"]
     shown = [place["CUDA_VISIBLE_DEVICES"] for place in slots(9, 3, ["0", "1"])]
     assert shown == ["0", "1", "0"]
+    shown = [place["CUDA_VISIBLE_DEVICES"] for place in slots(9, None, ["0", "1"], per_gpu=2)]
+    assert shown == ["0", "1", "0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -416,3 +449,305 @@ def test_the_table_fits_its_jobs() -> None:
         "  0-rope  done            0  12 s",
         "  1-rope  not started",
     ]
+
+
+# ---------------------------------------------------------------- how jobs end, and going on
+
+
+def started() -> list[str]:
+    """The folders of the jobs that were started since this was last asked, by name."""
+    path = Path("started")
+    names = path.read_text().split() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return sorted(names, key=sweeps.natural)
+
+
+def rows(said: str) -> dict[str, list[str]]:
+    """The table at the end of a sweep: job -> status, exit code, and all after them."""
+    lines = said[said.index("jobs done") :].splitlines()
+    head = lines[1]
+    starts = [head.index(word) for word in ("job", "status", "exit")]
+    table = {}
+    for line in lines[2:]:
+        if line.startswith("  ") and "how a job ended" not in line:
+            name, state = line[starts[0] : starts[1]].strip(), line[starts[1] : starts[2]].strip()
+            table[name] = [state, *line[starts[2] :].split(maxsplit=3)]
+    return table
+
+
+ENDS = {
+    # seed: (status, exit code, in the reason)
+    0: ("done", 0, ""),
+    3: ("done", 0, ""),
+    1: ("failed", 1, "the loss is not finite at step 3."),
+    2: ("killed", -9, "killed by SIGKILL"),
+    8: ("timed out", -9, "timed out after 4 s"),
+    9: ("timed out", 143, "timed out after 4 s"),
+    20: ("failed", 1, "KeyError: 'told to raise'"),
+    21: ("diverged", 5, "it said nothing"),
+    22: ("out of memory", 6, "it said nothing"),
+    23: ("failed", 7, "it said nothing"),
+    24: ("failed", 0, "exit 0, but it has not finished"),
+    4: ("done", 0, ""),
+}
+
+
+def test_every_way_to_end_is_told_and_the_same_command_does_only_what_is_unfinished(
+    fake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pool, "GRACE_SECONDS", 1.0)
+    words = ["train", "-m", f"seed={','.join(map(str, ENDS))}"]
+    words += ["hydra.launcher.jobs=4", "hydra.launcher.timeout=4"]
+    assert main(words) == 1
+    assert len(started()) == 12
+    said = capsys.readouterr().err
+    [folder] = Path("out/train").iterdir()
+    record = json.loads((folder / "sweep.json").read_text())
+    for number, (state, code, reason) in enumerate(ENDS.values()):
+        name = f"{number}-rope"
+        row, told = rows(said)[name], record["jobs"][number]
+        assert row[:2] == [state, str(code)], name
+        assert (told["folder"], told["state"], told["code"]) == (name, state, code)
+        assert reason in told["reason"]
+        assert reason in " ".join(row)
+        alone = json.loads((folder / name / "job.json").read_text())
+        assert {key: alone[key] for key in told} == told
+        assert bool(alone["traceback"]) == (code == 1)  # the only ones that said anything
+    raised = json.loads((folder / "6-rope" / "job.json").read_text())["traceback"]
+    assert raised[0].startswith("Traceback")
+    assert raised[-1] == "KeyError: 'told to raise'"
+    assert said.splitlines()[-1] == "posbench: 9 of 12 jobs failed."
+
+    monkeypatch.setenv("FIXED", "1")
+    assert main(words) == 0
+    finished = {f"{n}-rope" for n, (state, *_) in enumerate(ENDS.values()) if state == "done"}
+    assert set(started()) == set(record_names(record)) - finished
+    said = capsys.readouterr().err
+    assert f"goes on with the sweep in {folder}" in said
+    assert "3 of 12 jobs are finished there" in said
+    assert {row[0] for row in rows(said).values()} == {"done"}
+    states = {job["state"] for job in json.loads((folder / "sweep.json").read_text())["jobs"]}
+    assert states == {"done"}
+
+
+def record_names(record: dict[str, Any]) -> list[str]:
+    return [job["folder"] for job in record["jobs"]]
+
+
+def test_on_failure_stop_lets_the_others_save_and_starts_no_more(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "-m", "seed=9,10,0", "hydra.launcher.on_failure=stop"]
+    assert main([*words, "hydra.launcher.jobs=2"]) == 1
+    assert Path("calls/0-rope/saved").read_text() == "SIGTERM"
+    said = capsys.readouterr().err
+    states = [row[0] for row in rows(said).values()]
+    assert states == ["stopped", "failed", "not started"]
+    assert said.splitlines()[-1] == "posbench: 1 of 3 jobs failed, 2 did not finish."
+
+
+def test_a_finished_sweep_begins_anew_and_a_wider_one_keeps_what_it_has(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "-m", "seed=0,3"]) == 0
+    assert main(["train", "-m", "seed=0,3"]) == 0
+    assert started() == ["0-rope", "0-rope", "1-rope", "1-rope"]
+    first, second = sorted(Path("out/train").iterdir(), key=lambda each: each.stat().st_ctime)
+    capsys.readouterr()
+    # Numbers shift, folders stay.
+    assert main(["train", "-m", "encoding=alibi,rope", "seed=0,3"]) == 0
+    assert started() == ["2-alibi", "3-alibi"]
+    assert f"goes on with the sweep in {second}" in capsys.readouterr().err
+    assert len(list(first.iterdir())) == 5
+    # Fewer jobs than a sweep has are no reason to go on with it.
+    assert main(["train", "-m", "encoding=alibi", "seed=0"]) == 0
+    assert len(list(Path("out/train").iterdir())) == 3
+
+
+def test_among_unfinished_sweeps_that_of_the_very_same_jobs_goes_first(fake: Path) -> None:
+    assert main(["train", "-m", "seed=0,1"]) == 1
+    [same] = Path("out/train").iterdir()
+    assert main(["train", "-m", "seed=1"]) == 1  # newer, and could be made wider
+    started()
+    assert main(["train", "-m", "seed=0,1"]) == 1
+    assert started() == ["1-rope"]
+    states = [job["state"] for job in json.loads((same / "sweep.json").read_text())["jobs"]]
+    assert states == ["done", "failed"]
+
+
+def test_overwrite_starts_anew(fake: Path) -> None:
+    words = ["train", "-m", "seed=0,1"]
+    assert main(words) == 1
+    assert main([*words, "overwrite=true"]) == 1
+    assert len(list(Path("out/train").iterdir())) == 2
+    assert main([*words, "hydra.sweep.dir=s"]) == 1
+    started()
+    other = ["train", "-m", "seed=3", "hydra.sweep.dir=s"]
+    assert main(other) == 2
+    assert main([*other, "overwrite=true"]) == 0
+    assert started() == ["0-rope"]
+    record = json.loads(Path("s/sweep.json").read_text())
+    assert [job["label"] for job in record["jobs"]] == ["seed=3 overwrite=true"]
+    assert not Path("s/1-rope/run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train -m seed=3", "s holds another sweep (posbench train -m seed=0 hydra.sweep.dir=s)"),
+        ("eval-extrapolate -m extension=none,ntk runs=s/0-rope", "s holds another sweep"),
+        ("train -m seed=0,0", "job 1 (seed=0): the same settings as job 0"),
+        ("train -m seed=0,3 hydra.sweep.subdir=x", "gives two jobs the same folder"),
+        ("train -m seed=0,3 hydra.launcher.timeout=0", "hydra.launcher.timeout=0 must be more"),
+        ("train -m seed=0,3 hydra.launcher.jobs_per_gpu=0", "jobs_per_gpu=0 is too small"),
+        ("train -m seed=0,3 hydra.launcher.on_failure=go", "on_failure=go is not continue or stop"),
+        ("train -m seed=0,3 hydra/launcher=submitit_local", "pip install hydra-submitit-launcher"),
+    ],
+)
+def test_what_a_sweep_cannot_be_is_one_line_and_changes_nothing(
+    words: str, says: str, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "-m", "seed=0", "hydra.sweep.dir=s"]) == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")}
+    capsys.readouterr()
+    assert main([*words.split(), "hydra.sweep.dir=s"]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")} == before
+
+
+def test_a_running_sweep_is_not_joined(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", "seed=0,1"]) == 1
+    [folder] = Path("out/train").iterdir()
+    lock = Lock(folder)
+    assert main(["train", "-m", "seed=0,1"]) == 2
+    assert f"this sweep is running, in {folder}." in capsys.readouterr().err
+    assert main(["train", "-m", "seed=0,1,3"]) == 1  # another one may begin beside it
+    assert len(list(Path("out/train").iterdir())) == 2
+    lock.release()
+
+
+def test_jobs_that_only_run_differently_are_two(fake: Path) -> None:
+    assert main(["train", "-m", "threads=1,2", "hydra.sweep.dir=s"]) == 0
+    keys = [job["key"] for job in json.loads(Path("s/sweep.json").read_text())["jobs"]]
+    assert keys[1] == f"{keys[0]}-2"
+
+
+def test_a_real_run_is_known_by_its_settings(
+    tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the fake's tests take for granted: the key is the hash of what a manifest says."""
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "PROGRAM", (sys.executable, str(fake)))
+    settings = tiny.small(tiny.write_corpus(tmp_path / "text"), steps=1)
+    words = ["train", "-m", *tiny.overrides(settings), "seed=0,3", "hydra.sweep.dir=s"]
+    key = plans.key_of(settings)
+    train(settings, Path("s/mine"))
+    job = Entry("mine", key, "", State.failed, 9)  # the folder knows better than the record
+    sweeps.Sweep(Path("s"), "train", [], jobs=[job]).save()
+    assert main(words) == 0
+    assert started() == ["1-rope"]
+    settings.train.lr *= 2
+    assert plans.key_of(settings) != key
+
+
+@pytest.mark.parametrize("name", ["0-rope", "a", "x" * 100, "Ünïcode"])
+def test_a_name_that_will_do_is_kept(name: str) -> None:
+    assert sweeps.component(name) == name
+
+
+def test_a_name_that_will_not_do_is_one_part_of_a_path(tmp_path: Path) -> None:
+    odd = [
+        "a/b",
+        "a/../../b",
+        "..",
+        ".",
+        ".hidden",
+        "a\0b",
+        "a\nb",
+        "x" * 101,
+        "é" * 130,
+        "",
+        "a\\b",
+    ]
+    made = [sweeps.component(name) for name in [*odd, "a-b", "x" * 102]]
+    assert len(set(made)) == len(made)
+    for name in made:
+        assert len(name.encode()) <= 100
+        (tmp_path / name).mkdir()
+        assert (tmp_path / name).parent == tmp_path
+        assert not name.startswith(".")
+
+
+def test_values_with_slashes_stay_inside_the_sweep(fake: Path) -> None:
+    words = ["train", "-m", "seed=0,3", "hydra.sweep.dir=s"]
+    assert main([*words, "hydra.sweep.subdir=../${seed}/x"]) == 0
+    folders = [path for path in Path("s").iterdir() if path.is_dir()]
+    assert len(folders) == 2
+    assert all((folder / "job.log").is_file() for folder in folders)
+
+
+def test_check_tells_of_every_job_and_leaves_nothing(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "-m", "seed=0,1", "hydra.sweep.dir=s"]) == 1
+    started()
+    before = sorted(Path().rglob("*"))
+    capsys.readouterr()
+    assert main(["check", "train", "-m", "seed=0,1,3", "hydra.sweep.dir=s"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("train: 3 jobs, goes on with the sweep in s;")
+    assert [line.split() for line in lines[1:]] == [
+        ["0-rope", "finished", "seed=0"],
+        ["1-rope", "new", "seed=1"],
+        ["2-rope", "new", "seed=3"],
+    ]
+    assert main(["check", "encoding=alibi"]) == 0
+    assert capsys.readouterr().out == "train: 1 job, new; all settings are valid\n"
+    for words, says in {
+        "encoding=ailbi": "alibi",
+        "seed=0,1": "Add -m",
+        "hydra.run.dir=calls": "calls is not empty and holds no posbench run",
+        "train -m model.heads=4,3": "job 1 (model.heads=3)",
+        "eval-extrapolate runs=nowhere": "runs=nowhere",
+        "inspect encoding=rope": "does not take inspect",
+        "train --cfg job": "does not take --cfg",
+    }.items():
+        assert main(["check", *words.split()]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert said.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before
+    assert started() == []
+
+
+def test_jobs_of_a_sweep_by_another_launcher_leave_the_same_records(
+    fake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverge_at_1(settings: Any, *_: Any) -> None:
+        if settings.seed == 1:
+            raise DivergedError("the loss is not finite.")
+
+    monkeypatch.setattr(apps, "run", diverge_at_1)
+    assert main(["train", "-m", "seed=0,1", "hydra/launcher=basic", "hydra.sweep.dir=s"]) == 1
+    told = json.loads(Path("s/1-rope/job.json").read_text())
+    assert (told["state"], told["code"]) == ("diverged", 5)
+    assert told["traceback"][-1].endswith("DivergedError: the loss is not finite.")
+    assert {name: row[0] for name, row in rows(capsys.readouterr().err).items()} == {
+        "0-rope": "done",
+        "1-rope": "diverged",
+    }
+
+
+def test_joblib_runs_a_sweep_and_says_which_job_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="hydra-joblib-launcher")
+    monkeypatch.chdir(tmp_path)
+    settings = tiny.small(tiny.write_corpus(tmp_path / "text"), steps=2)
+    words = ["train", "-m", *tiny.overrides(settings), "train.lr=0.01,1e38"]
+    assert main([*words, "hydra/launcher=joblib", "hydra.sweep.dir=s"]) == 1
+    states = {name: row[0] for name, row in rows(capsys.readouterr().err).items()}
+    assert states == {"0-rope": "done", "1-rope": "diverged"}

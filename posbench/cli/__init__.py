@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
-from posbench.errors import Exit, PosbenchError, UserError
+from posbench.errors import Exit, InterruptedRunError, PosbenchError, UserError
 from posbench.version import __version__
 
 Command = Callable[[list[str]], None]
@@ -114,11 +114,13 @@ def usage() -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command line; the exit code says how it ended (see errors.Exit)."""
     words = sys.argv[1:] if arguments is None else arguments
-    _follow_parent()
+    is_job = _follow_parent()
     try:
         dispatch(words)
         sys.stdout.flush()
     except PosbenchError as error:
+        if is_job and not isinstance(error, InterruptedRunError):
+            traceback.print_exc()  # into the job's own log
         return _fail(str(error), error.code)
     except KeyboardInterrupt:
         return _fail("interrupted.", Exit.INTERRUPTED)
@@ -127,6 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     except SystemExit as error:
+        if is_job and error.code:
+            traceback.print_exc()
         if error.code is None or isinstance(error.code, int):
             return error.code or Exit.OK
         return _fail(str(error.code), Exit.FAILED)
@@ -138,16 +142,20 @@ def main(arguments: list[str] | None = None) -> int:
     return Exit.OK
 
 
-def _follow_parent() -> None:
-    """As a job of a sweep: be told to stop, by the system, when the sweep's process is killed."""
+def _follow_parent() -> bool:
+    """As a job of a sweep: be told to stop, by the system, when the sweep's process is killed.
+
+    Returns whether this is one.
+    """
     parent = os.environ.pop("POSBENCH_PARENT", None)
     if parent is None or sys.platform != "linux":
-        return
+        return parent is not None
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != int(parent):  # it was gone before we asked
         os.kill(os.getpid(), signal.SIGTERM)
+    return True
 
 
 def _fail(message: str, code: Exit) -> int:

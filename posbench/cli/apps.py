@@ -248,7 +248,11 @@ def _finish_foreign(task: Task, sweep: Path) -> None:
 
 def _existing_folders(line: arguments.Line) -> set[Path]:
     typed = [word.partition("=")[2].strip("'\"") for word in line.overrides if "run.dir=" in word]
-    return {Path(folder).resolve() for folder in typed if Path(folder).exists()}
+    existing = set()
+    for folder in typed:
+        with contextlib.suppress(OSError):  # a name too long for a disk
+            existing |= {Path(folder).resolve()} if Path(folder).exists() else set()
+    return existing
 
 
 def _discard(folder: Path | None, existing: set[Path]) -> None:

@@ -201,9 +201,15 @@ def differing(one: Path, other: Path) -> dict[str, tuple[Any, Any]]:
 
 def _differing_jobs(one: Path, other: Path) -> dict[str, tuple[Any, Any]]:
     before, after = load_sweep(one), load_sweep(other)
-    alone = [(job, ("asked for", None)) for job in before.jobs if job.key not in after.keys]
-    alone += [(job, (None, "asked for")) for job in after.jobs if job.key not in before.keys]
-    return {f"job {job.label or job.folder}": sides for job, sides in alone}
+    sides: dict[str, tuple[Any, Any]] = {}
+    for here, there, side in (
+        (before, after, ("asked for", None)),
+        (after, before, (None, "asked for")),
+    ):
+        for job in here.jobs:
+            if job.key not in there.keys:
+                sides[f"job {job.label or job.folder}"] = side
+    return sides
 
 
 def _named(path: Path) -> Item:

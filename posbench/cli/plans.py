@@ -60,9 +60,8 @@ def distinct(plans: Sequence[Plan]) -> list[Plan]:
     for plan in plans:
         whole = digest(to_dict(plan.settings))
         if whole in seen:
-            first = seen[whole]
             raise plan.refused(
-                f"the same settings as job {first.number} ({first.label}). Leave one of them out."
+                f"the same settings as job {seen[whole].number}. Leave one of them out."
             )
         seen[whole] = plan
         count[plan.key] += 1

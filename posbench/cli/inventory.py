@@ -282,13 +282,16 @@ def remove(found: Iterable[Item]) -> None:
     found = list(found)
     for item in found:
         _refuse_foreign(item)
-    locks = [_locked(path) for item in found for path in _folders(item)]
+    locks: list[Lock] = []
     try:
+        for item in found:
+            locks += [_locked(path) for path in _folders(item)]
         for item in found:
             with storage(item.path):
                 shutil.rmtree(item.path)
     finally:
         for lock in locks:
+            lock.discard()
             lock.release()
 
 

@@ -131,7 +131,7 @@ class PosbenchLauncher(Launcher):
             raise UserError("hydra.run.dir is for one run; a sweep's folder is hydra.sweep.dir.")
 
     def _compose(self, number: int, words: list[str]) -> tuple[Plan, Callable[[int], str]]:
-        """A job's settings, checked, and the name of its folder if it has a certain number."""
+        """A job's settings, checked, and the name that its folder has for a number."""
         composed = self.context.config_loader.load_sweep_config(self.config, words)
 
         def name_of(number: int) -> str:
@@ -263,22 +263,21 @@ def _with_folders(sweep: Sweep, plans: list[Plan], names: list[Callable[[int], s
     taken = set(before.values())
     found = []
     for plan, name_of in zip(plans, names, strict=True):
-        name = before.get(plan.key) or _free_name(plan.number, name_of, taken)
+        name = before.get(plan.key) or _free_name(name_of, taken)
         taken.add(name)
         found.append(replace(plan, folder=sweep.folder / name))
     return found
 
 
-def _free_name(number: int, name_of: Callable[[int], str], taken: set[str]) -> str:
-    """The name with the job's own number, or with the first one that is free."""
-    name = name_of(number)
-    for other in itertools.count(len(taken)):
+def _free_name(name_of: Callable[[int], str], taken: set[str]) -> str:
+    """The name of the next job: its number is how many there are, unless that is taken."""
+    for number in itertools.count(len(taken)):
+        name = name_of(number)
         if name not in taken:
             return name
-        if name_of(other) == name_of(other + 1):
-            raise UserError("hydra.sweep.subdir gives two jobs the same folder; leave it out.")
-        name = name_of(other)
-    raise AssertionError("numbers do not end")
+        if name_of(number + 1) == name:
+            break
+    raise UserError("hydra.sweep.subdir gives two jobs the same folder; leave it out.")
 
 
 def _tell_continued(sweep: Sweep, plans: list[Plan], kept: set[str]) -> None:

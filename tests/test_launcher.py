@@ -21,7 +21,7 @@ from posbench.cli.pool import Job, Pool
 from posbench.cli.slots import cores, slots, visible_gpus
 from posbench.cli.sweepview import JobProgress, table
 from posbench.corpus import Corpus, load_corpus
-from posbench.errors import DivergedError
+from posbench.errors import DivergedError, UserError
 from posbench.jobs.train import train
 from posbench.runs import Lock
 from posbench.sweeps import Entry, State
@@ -567,23 +567,49 @@ def test_a_finished_sweep_begins_anew_and_a_wider_one_keeps_what_it_has(
     assert len(list(Path("out/train").iterdir())) == 3
 
 
-def test_among_unfinished_sweeps_that_of_the_very_same_jobs_goes_first(fake: Path) -> None:
-    assert main(["train", "-m", TASK, "seed=0,1"]) == 1
-    [same] = Path("out/train").iterdir()
-    assert main(["train", "-m", TASK, "seed=1"]) == 1  # newer, and could be made wider
-    started()
-    assert main(["train", "-m", TASK, "seed=0,1"]) == 1
-    assert started() == ["1-rope"]
-    states = [job["state"] for job in json.loads((same / "sweep.json").read_text())["jobs"]]
-    assert states == ["done", "failed"]
+def record_of(folder: Path, created: str, **jobs: bool) -> Path:
+    """A sweep's record: the key of each job, and whether it is finished."""
+    entries = []
+    for key, done in jobs.items():
+        state = State.done if done else State.failed
+        entries.append(Entry(key, key, "", state))
+        (folder / key).mkdir(parents=True)
+        if done:
+            (folder / key / "results.json").touch()
+    sweeps.Sweep(folder, "eval-extrapolate", [], created, entries).save()
+    return folder
+
+
+def test_which_sweep_a_command_goes_on_with(tmp_path: Path) -> None:
+    def found(*keys: str) -> str | None:
+        sweep = sweeps.continued(tmp_path, "eval-extrapolate", keys)
+        return sweep.folder.name if sweep else None
+
+    record_of(tmp_path / "same", "1", a=True, b=False)
+    record_of(tmp_path / "narrower", "2", a=False)
+    record_of(tmp_path / "wider", "3", a=False, b=False, c=False, d=False)
+    record_of(tmp_path / "finished", "4", a=True, b=True)
+    record_of(tmp_path / "foreign", "5", x=False)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "sweep.json").write_text("{")
+    assert found("a", "b") == "same"  # older than others, but the very same jobs
+    assert found("b", "a") == "same"
+    assert found("a", "b", "c") == "finished"  # the newest of those it makes wider
+    assert found("y") is None
+    assert sweeps.continued(tmp_path, "train", ["a", "b"]) is None
+    lock = Lock(tmp_path / "same")
+    with pytest.raises(UserError, match=r"this sweep is running, in .*same"):
+        found("a", "b")
+    lock.release()
+    (tmp_path / "same" / "b" / "results.json").touch()
+    sweep = sweeps.load_sweep(tmp_path / "same")
+    sweep.jobs[1].state = State.done
+    sweep.save()
+    assert found("a", "b") == "narrower"  # all that have the very same jobs are finished
 
 
 def test_overwrite_starts_anew(fake: Path) -> None:
-    words = ["train", "-m", TASK, "seed=0,1"]
-    assert main(words) == 1
-    assert main([*words, "overwrite=true"]) == 1
-    assert len(list(Path("out/train").iterdir())) == 2
-    assert main([*words, "hydra.sweep.dir=s"]) == 1
+    assert main(["train", "-m", TASK, "seed=0,1", "hydra.sweep.dir=s"]) == 1
     started()
     other = ["train", "-m", TASK, "seed=3", "hydra.sweep.dir=s"]
     assert main(other) == 2
@@ -617,17 +643,6 @@ def test_what_a_sweep_cannot_be_is_one_line_and_changes_nothing(
         assert said.count("\n") == 1
     assert {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")} == before
     assert not Path("new").exists()
-
-
-def test_a_running_sweep_is_not_joined(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "-m", TASK, "seed=0,1"]) == 1
-    [folder] = Path("out/train").iterdir()
-    lock = Lock(folder)
-    assert main(["train", "-m", TASK, "seed=0,1"]) == 2
-    assert f"this sweep is running, in {folder}." in capsys.readouterr().err
-    assert main(["train", "-m", TASK, "seed=0,1,3"]) == 1  # another one may begin beside it
-    assert len(list(Path("out/train").iterdir())) == 2
-    lock.release()
 
 
 def test_jobs_that_only_run_differently_are_two(fake: Path) -> None:
@@ -712,7 +727,6 @@ def test_check_tells_of_every_job_and_leaves_nothing(
         "encoding=ailbi": "alibi",
         "seed=0,1": "Add -m",
         "hydra.run.dir=calls": "calls is not empty and holds no posbench run",
-        "train -m model.heads=4,3": "job 1 (model.heads=3)",
         "eval-extrapolate runs=nowhere": "runs=nowhere",
         "inspect encoding=rope": "does not take inspect",
         "train --cfg job": "does not take --cfg",

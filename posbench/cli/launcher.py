@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import signal
 import sys
 import tempfile
@@ -49,6 +50,8 @@ from posbench.sweeps import (
 
 # A job is a run by itself, whatever sweep its experiment asks for.
 _SINGLE = ("hydra.mode=RUN", "hydra.sweeper.params=null")
+
+_STAMPED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}-sweep")  # the folder of a sweep without a name
 
 PROGRAM = (sys.executable, "-m", "posbench")
 
@@ -157,7 +160,7 @@ class PosbenchLauncher(Launcher):
         command = self.request.command
         keys, overwrite = [plan.key for plan in plans], _starts_anew(plans)
         root = outputs() / command
-        if self.folder.parent != root or self._named_folder():
+        if self._is_named(root):
             found = sweep_in(self.folder, command, keys, overwrite)
         else:
             found = None if overwrite else continued(root, command, keys)
@@ -166,9 +169,11 @@ class PosbenchLauncher(Launcher):
         self.folder = found.folder
         return found, False
 
-    def _named_folder(self) -> bool:
+    def _is_named(self, root: Path) -> bool:
+        """Whether a person chose the sweep's folder, by a word or in YAML."""
         given = [word.split("=")[0] for word in self.config.hydra.overrides.hydra]
-        return "hydra.sweep.dir" in given
+        is_stamped = self.folder.parent == root and _STAMPED.fullmatch(self.folder.name)
+        return "hydra.sweep.dir" in given or not is_stamped
 
     def _prepare(
         self, sweep: Sweep, is_new: bool, plans: list[Plan], kept: set[str], labels: list[str]

@@ -21,7 +21,17 @@ from typing import Any
 
 from posbench.errors import Exit, StorageError, UserError
 from posbench.files import UNREADABLE, write_json
-from posbench.runs import JOB, MANIFEST, clear, digest, is_locked, now, saved_identity
+from posbench.runs import (
+    JOB,
+    JOB_FILES,
+    LOCK,
+    MANIFEST,
+    clear,
+    digest,
+    is_locked,
+    now,
+    saved_identity,
+)
 from posbench.version import __version__
 
 FORMAT = 1
@@ -211,7 +221,12 @@ def start_anew(sweep: Sweep) -> None:
     if busy:
         raise UserError(f"{sweep.folder / busy[0]} is in use by a living process.")
     for job in sweep.jobs:
-        clear(sweep.folder / job.folder)
+        folder = sweep.folder / job.folder
+        clear(folder)
+        for name in (*JOB_FILES, LOCK):
+            (folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody's own files stay
+            folder.rmdir()
     sweep.jobs.clear()
 
 

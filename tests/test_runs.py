@@ -20,9 +20,9 @@ from posbench.runs import (
     FREE,
     Lock,
     Run,
-    _flat,
     differences,
     fingerprint,
+    flat,
     identity,
     load_run,
     open_run,
@@ -103,7 +103,7 @@ def test_the_fingerprint_sees_every_setting_but_the_free_ones(corpus: Path) -> N
         "overwrite": True,
     }
     assert fingerprint(tiny.small(corpus, **free)) == fingerprint(plain)
-    assert set(_flat(to_dict(plain))) == set(identity(plain)) | FREE  # no key is misspelt
+    assert set(flat(to_dict(plain))) == set(identity(plain)) | FREE  # no key is misspelt
 
 
 def test_only_the_seed_separates_runs_that_may_be_averaged(corpus: Path) -> None:

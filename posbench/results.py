@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench.files import write_json, write_text
+from posbench.schema import record
 
 SCHEMA_VERSION = 1
 
@@ -193,19 +194,65 @@ def write_results(evaluation: Evaluation, folder: Path) -> None:
 
 
 def read_results(folder: Path) -> Evaluation:
-    """The evaluation saved in `folder`/results.json; raises ValueError if it is not one of ours."""
+    """The evaluation saved in `folder`/results.json.
+
+    Raises ValueError if it is not one of ours, or says what no evaluation would have written; the
+    message names the row, counted from 1.
+    """
     import json
 
     saved = json.loads((folder / "results.json").read_text())
     version = saved.get("schema_version") if isinstance(saved, dict) else None
     if version != SCHEMA_VERSION:
         raise ValueError(f"{folder}/results.json has schema {version}, not {SCHEMA_VERSION}")
-    rows = [Row(**_numbers(row) | {"status": Status(row["status"])}) for row in saved["rows"]]
-    curves = [PositionCurve(**_numbers(curve)) for curve in saved["curves"]]
-    documents = [DocumentLoss(**_numbers(each)) for each in saved["documents"]]
-    heads = [HeadAttention(**_numbers(each)) for each in saved.get("attention", [])]
-    runs = [_numbers(run) for run in saved["runs"]]
-    return Evaluation(rows, curves, documents, runs, saved["provenance"], heads)
+    rows = []
+    for where, each in _records(saved, "rows", "row"):
+        rows.append(record(Row, each, where, complete=True))
+        _check_row(rows[-1], where)
+    curves = [record(PositionCurve, each, at) for at, each in _records(saved, "curves", "curve")]
+    losses = _records(saved, "documents", "document")
+    documents = [record(DocumentLoss, each, at) for at, each in losses]
+    heads = _records(saved | {"attention": saved.get("attention", [])}, "attention", "head")
+    attention = [record(HeadAttention, each, at) for at, each in heads]
+    runs = [run for _, run in _records(saved, "runs", "run")]
+    if not all(isinstance(run, dict) and isinstance(run.get("run_id"), str) for run in runs):
+        raise ValueError("a run has no run_id")
+    if not isinstance(saved["provenance"], dict):
+        raise ValueError("provenance is not a mapping")
+    return Evaluation(rows, curves, documents, runs, saved["provenance"], attention)
+
+
+def _records(saved: dict[str, Any], key: str, one: str) -> list[tuple[str, Any]]:
+    """The records of one kind, their infinities numbers again, each with its name and number."""
+    if not isinstance(saved[key], list):
+        raise ValueError(f"{key} is not a list")
+    return [
+        (f"{one} {number}", _numbers(each) if isinstance(each, dict) else each)
+        for number, each in enumerate(saved[key], 1)
+    ]
+
+
+def _check_row(row: Row, where: str) -> None:
+    """Raise ValueError for a row whose numbers contradict each other or its status."""
+    if row.status is Status.ok and row.value is None:
+        raise ValueError(f"{where}: status=ok without a value")
+    if row.metric == "ppl" and row.status is Status.ok:
+        if row.nll is None or not math.isfinite(row.nll):
+            raise ValueError(f"{where}: status=ok with nll={row.nll}")
+        if row.value != row.ppl:
+            raise ValueError(f"{where}: value={row.value} is not ppl={row.ppl}")
+    if row.nll is not None and row.ppl is not None and not _is_exp(row.ppl, row.nll):
+        raise ValueError(f"{where}: ppl={row.ppl} is not exp(nll={row.nll})")
+    if row.ci_lo is not None and row.ci_hi is not None and row.ci_lo > row.ci_hi:
+        raise ValueError(f"{where}: ci_lo={row.ci_lo} is above ci_hi={row.ci_hi}")
+
+
+def _is_exp(ppl: float, nll: float) -> bool:
+    try:
+        wanted = math.exp(nll)
+    except OverflowError:
+        wanted = math.inf
+    return math.isclose(ppl, wanted, rel_tol=1e-9) or (math.isnan(ppl) and math.isnan(nll))
 
 
 def _fields(kind: type[Any]) -> tuple[str, ...]:

@@ -155,6 +155,13 @@ def subjects_of(evaluation: Evaluation) -> dict[tuple[str, str, str], Subject]:
     }
 
 
+def name_of(subject: Subject) -> str:
+    """What is compared: the encoding, its extension and its variant, as `rope + yarn`."""
+    name = subject.encoding
+    name += f" + {subject.extension}" if subject.extension not in ("", "none") else ""
+    return name + (f" ({subject.variant})" if subject.variant else "")
+
+
 def labels_of(subjects: Iterable[Subject], evaluation: Evaluation) -> dict[Subject, str]:
     """A short name for each subject that says no more than is needed to tell them apart."""
     distinct = list(dict.fromkeys(subjects))
@@ -162,9 +169,7 @@ def labels_of(subjects: Iterable[Subject], evaluation: Evaluation) -> dict[Subje
     lengths = {subject.train_length for subject in distinct}
     labels = {}
     for subject in distinct:
-        label = subject.encoding
-        label += f" + {subject.extension}" if subject.extension not in ("", "none") else ""
-        label += f" ({subject.variant})" if subject.variant else ""
+        label = name_of(subject)
         label += f" {subject.model}" if len(models) > 1 else ""
         label += f" L={subject.train_length}" if len(lengths) > 1 else ""
         labels[subject] = label

@@ -18,8 +18,10 @@ from posbench.statistics import Floats
 FEWEST_SEEDS = 3  # with two, a t test needs a difference of nine standard deviations
 FEWEST_TO_FLIP = 6  # with five, the least p of a sign-flip test is 0.0625
 MOST_TO_ENUMERATE = 16  # seeds up to which every flip of signs is tried; above, as many at random
+NO_SPREAD = 1e-12  # nats: below it, an sd is rounding
 MOST_SEEDS = 1_000_000
-_SEED = 20_190_612
+_CERTAIN = 1e6  # a shift of t at which power is 1; scipy cannot do infinity
+_SEED = 20_190_612  # any fixed number: one table always has the same p
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def infer(differences: Floats) -> SeedInference:
     if n < 2 or not np.isfinite(differences).all():
         return SeedInference(n, mean)
     sd = float(np.std(differences, ddof=1))
-    if n < FEWEST_SEEDS or sd == 0:
+    if n < FEWEST_SEEDS or sd < NO_SPREAD:
         return SeedInference(n, mean, sd)
     found = stats.ttest_1samp(differences, 0.0)
     low, high = found.confidence_interval(0.95)
@@ -135,7 +137,8 @@ def power_of(n: int, sd: float, difference: float, alpha: float = 0.05) -> float
 
     From the noncentral t distribution with n - 1 degrees of freedom and difference sqrt(n) / sd.
     """
-    critical, shift = stats.t.isf(alpha / 2, n - 1), difference * math.sqrt(n) / sd
+    critical = stats.t.isf(alpha / 2, n - 1)
+    shift = min(difference / sd * math.sqrt(n), _CERTAIN)
     # The lower tail by symmetry: scipy's cdf is nan far below a shift, its sf is not.
     upper, lower = (stats.nct.sf(critical, n - 1, where) for where in (shift, -shift))
     return float(upper + lower)

@@ -186,9 +186,9 @@ def join(parts: Sequence[Part], *, allow_mismatch: bool = False) -> Evaluation:
 def _refusal(differences: list[str]) -> str:
     more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
     return (
-        f"these results are not alike: {differences[0]}{more}. Evaluate the runs together "
-        "(posbench eval-extrapolate runs=[A,B]), or add --allow-mismatch, which the output then "
-        "says."
+        f"these results are not alike: {differences[0]}{more}. Leave one out, evaluate the runs "
+        "together (posbench eval-extrapolate runs=[A,B]), or add --allow-mismatch, which the output "
+        "then says."
     )
 
 
@@ -291,7 +291,7 @@ def _measured_twice(parts: Sequence[Part]) -> list[str]:
                     row.run_id,
                     f"{row.run_id} was measured twice, {row.protocol} {row.metric} at "
                     f"{row.ratio:g}x is {before.value} in {folder} but {row.value} in "
-                    f"{part.folder}; leave out one",
+                    f"{part.folder}",
                 )
     return list(said.values())
 

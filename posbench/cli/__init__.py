@@ -51,6 +51,18 @@ def _report(words: list[str]) -> None:
     report(words)
 
 
+def _compare(words: list[str]) -> None:
+    from posbench.cli.comparing import compare
+
+    compare(words)
+
+
+def _power(words: list[str]) -> None:
+    from posbench.cli.comparing import power
+
+    power(words)
+
+
 def _new_encoding(words: list[str]) -> None:
     from posbench.cli.own import new_encoding
 
@@ -87,6 +99,8 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "list": ("what there is: encodings, extensions, protocols, models, data", _list),
     "sample": ("let a trained model write", _sample),
     "report": ("write the report of an evaluation again", _report),
+    "compare": ("differences from a baseline, paired by seed, and their tests", _compare),
+    "power": ("how many seeds it takes to find a difference", _power),
     "new-encoding": ("write an encoding of your own to start from", _new_encoding),
     "check-encoding": ("measure every promise on an encoding of your own", _check_encoding),
     "selftest": ("check the evaluator here on models whose losses are known", _selftest),

@@ -8,6 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from posbench.report.content import Content
+from posbench.report.grid import Grid
 
 
 def markdown(content: Content) -> str:
@@ -19,6 +20,14 @@ def html(content: Content, curves: str, position: str) -> str:
     """The report as one page that needs no other file and no network."""
     template = _environment(autoescape=True).get_template("report.html.j2")
     return template.render(c=content, curves=Markup(curves), position=Markup(position))
+
+
+def comparison_markdown(
+    baseline: str, grids: list[Grid], warnings: list[str], sources: list[str]
+) -> str:
+    """A comparison with a baseline as Markdown."""
+    template = _environment(autoescape=False).get_template("compare.md.j2")
+    return template.render(baseline=baseline, grids=grids, warnings=warnings, sources=sources)
 
 
 def _environment(autoescape: bool) -> Environment:

@@ -49,6 +49,7 @@ class Comparison:
     seeds: tuple[int, ...] = ()  # those that both have
     left_out: tuple[str, ...] = ()  # the other ones, each with its reason
     word: str = ""  # what stands here in place of a number
+    not_finite: tuple[int, ...] = ()  # seeds of which a loss is infinite
     seen: SeedInference | None = None
     p_holm: float | None = None
     improvement: float | None = None
@@ -297,8 +298,9 @@ def _cell(
 ) -> Comparison:
     ours, theirs = line.side(ratio, quantity), base.side(ratio, quantity)
     seeds = tuple(sorted(set(ours.losses) & set(theirs.losses)))
-    others = {*ours.losses, *ours.words, *theirs.losses, *theirs.words} - set(seeds)
-    left_out = [f"seed {n} ({ours.why(n) or theirs.why(n)})" for n in sorted(others)]
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for seed in sorted({*ours.losses, *ours.words, *theirs.losses, *theirs.words} - set(seeds)):
+        reasons[ours.why(seed) or theirs.why(seed)].append(seed)
     cell = Comparison(
         line.label,
         base.label,
@@ -308,18 +310,24 @@ def _cell(
         ratio,
         quantity,
         seeds,
-        tuple(left_out),
+        tuple(f"{said(own)} ({reason})" for reason, own in reasons.items()),
     )
     if not seeds:
         return replace(cell, word=_word(ours, theirs))
     values = np.array([[ours.losses[seed], theirs.losses[seed]] for seed in seeds])
     with np.errstate(invalid="ignore"):  # inf - inf
         seen = infer(values[:, 0] - values[:, 1])
-    cell = replace(cell, seen=seen, word=_not_finite(values))
+    broken = tuple(n for n, row in zip(seeds, values, strict=True) if not np.isfinite(row).all())
+    cell = replace(cell, seen=seen, word=_not_finite(values), not_finite=broken)
     if len(seeds) >= FEWEST_SEEDS and not np.isnan(values).any():
         better = probability_of_improvement(values[:, 0], values[:, 1])
         cell = replace(cell, improvement=better)
     return _with_documents(cell, line, base, documents)
+
+
+def said(seeds: Sequence[int]) -> str:
+    """`seed 3`, or `seeds 0, 1, 2`."""
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _length(line: _Line, base: _Line, ratio: float) -> int:
@@ -337,13 +345,12 @@ def _word(ours: _Side, theirs: _Side) -> str:
 
 
 def _not_finite(values: Floats) -> str:
-    """A word for losses [seeds, 2] that are not finite, and how many seeds have them."""
+    """A word for losses [seeds, 2] that are not all finite; "" if they are."""
     broken = ~np.isfinite(values)
     if not broken.any():
         return ""
-    ours, theirs = broken.any(axis=0)
-    whose = "both inf" if ours and theirs else "inf" if ours else "baseline inf"
-    return f"{whose} ({broken.any(axis=1).sum()} of {len(values)} seeds)"
+    ours, theirs = broken[:, 0].any(), broken[:, 1].any()
+    return "both inf" if ours and theirs else "inf" if ours else "baseline inf"
 
 
 def _with_documents(

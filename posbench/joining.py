@@ -165,30 +165,35 @@ def join(parts: Sequence[Part], *, allow_mismatch: bool = False) -> Evaluation:
     they are joined all the same, and the differences stand in the provenance, which reports print.
     A cell measured twice with one result counts once.
     """
-    differences = [*_between_folders(parts), *unlike(parts), *_measured_twice(parts)]
+    differences = [*_between_folders(parts), *unlike(parts), *measured_twice(parts)]
     if differences and not allow_mismatch:
         raise UserError(_refusal(differences))
-    joined = Evaluation()
-    for part in parts:
+    joined = merge(parts)
+    if differences:
+        joined.provenance = joined.provenance | {MISMATCH: differences}
+    return joined
+
+
+def merge(parts: Sequence[Part]) -> Evaluation:
+    """All parts as one evaluation, unchecked; a cell that several have is the first one's."""
+    joined = parts[0].evaluation
+    for part in parts[1:]:
         joined = joined.merged(part.evaluation)
-    joined = replace(
+    return replace(
         joined,
         rows=_once(joined.rows, _cell),
         curves=_once(joined.curves, _model_at),
         documents=_once(joined.documents, lambda each: (*_loss(each), each.document)),
         attention=_once(joined.attention, lambda each: (*_model_at(each), each.layer, each.head)),
     )
-    if differences:
-        joined.provenance = joined.provenance | {MISMATCH: differences}
-    return joined
 
 
 def _refusal(differences: list[str]) -> str:
     more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
     return (
         f"these results are not alike: {differences[0]}{more}. Leave one out, evaluate the runs "
-        "together (posbench eval-extrapolate runs=[A,B]), or add --allow-mismatch, which the output "
-        "then says."
+        "together (posbench eval-extrapolate runs=[A,B]), or add --allow-mismatch, which is then "
+        "written on the output."
     )
 
 
@@ -279,7 +284,7 @@ def _listed(values: set[str]) -> str:
     return ", ".join(sorted(value[:12] for value in values))
 
 
-def _measured_twice(parts: Sequence[Part]) -> list[str]:
+def measured_twice(parts: Sequence[Part]) -> list[str]:
     """One sentence for each run with two different numbers in one cell, from two folders."""
     seen: dict[tuple[Any, ...], tuple[Path, Row]] = {}
     said: dict[str, str] = {}

@@ -87,7 +87,7 @@ def _compare(asked: argparse.Namespace) -> None:
     from rich.console import Console
 
     from posbench.joining import find_evaluations, join
-    from posbench.report import comparison, pairs
+    from posbench.report import answer, comparison, pairs
 
     parts, missing = find_evaluations(asked.paths)
     evaluation = join(parts, allow_mismatch=asked.allow_mismatch)
@@ -105,7 +105,7 @@ def _compare(asked: argparse.Namespace) -> None:
             f"there is nothing to compare with {asked.baseline}: it is the only line of "
             f"{asked.protocol}. Name evaluations that hold others too."
         )
-    warnings = [*comparison.mismatches(evaluation), *missing]
+    warnings = [*answer.mismatches(evaluation), *missing]
     sources = [str(part.folder) for part in parts]
     if asked.out is not None:
         comparison.write_comparison(found, asked.out, sources, warnings)

@@ -10,6 +10,8 @@ from posbench.cli.matching import did_you_mean
 from posbench.cli.space import PLUGINS_KEY
 from posbench.errors import UserError
 
+ALLOW_MISMATCH = "--allow-mismatch"
+
 SAMPLE_HELP = """posbench sample RUN [key=value ...]: let a trained model write.
 
   RUN               folder of a finished run
@@ -31,6 +33,8 @@ and device. Exit code 0 if all agree, 1 if any does not."""
 REPORT_HELP = """posbench report PATH...: write report.md, report.html and curves.png again.
 
   PATH              folder of an evaluation, one that holds results.json
+  --allow-mismatch  although rows of one column were scored on different tokens; the report
+                    then says so
 
   posbench report outputs/eval-extrapolate/20261130-070000-9c41"""
 
@@ -97,12 +101,12 @@ def report(words: list[str]) -> None:
     if "--help" in words or "-h" in words:
         print(REPORT_HELP)
         return
-    places, _ = split("report", words, {})
+    places, _ = split("report", [word for word in words if word != ALLOW_MISMATCH], {})
     if not places:
         raise UserError("posbench report takes the folder of an evaluation: posbench report PATH.")
     from posbench.report import run_report
 
-    run_report([Path(place) for place in places])
+    run_report([Path(place) for place in places], ALLOW_MISMATCH in words)
 
 
 def selftest(words: list[str]) -> None:

@@ -10,6 +10,7 @@ from posbench.config import EvalSettings
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UserError
 from posbench.files import storage
+from posbench.joining import Part, measured_twice, merge, unlike
 from posbench.plugins import changed_plugin
 from posbench.results import Evaluation, Status, read_results
 from posbench.rules import check
@@ -138,10 +139,18 @@ def _checkpoint(folder: Path, plugins_changed: bool) -> str:
 
 
 def merge_evaluations(folders: list[Path], folder: Path) -> None:
-    """One table and report in `folder` over the evaluations in `folders`, printed."""
-    merged = Evaluation()
-    for each in folders:
-        merged = merged.merged(read_results(each))
+    """One table and report in `folder` over the evaluations in `folders`, printed.
+
+    Raises UserError, and writes nothing, if their rows cannot stand in one table.
+    """
+    parts = [Part(each, read_results(each)) for each in folders]
+    differences = [*unlike(parts), *measured_twice(parts)]
+    if differences:
+        raise UserError(
+            f"the results of each job are in its folder, but no table was made over all: "
+            f"{differences[0]}."
+        )
+    merged = merge(parts)
     _write(merged, folder)
     _show(merged)
     announce(folder)

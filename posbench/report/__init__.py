@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posbench.errors import UserError
+from posbench.joining import Part, join, read_results
 from posbench.report.tables import print_tables, terminal_table
-from posbench.results import Evaluation, read_results, write_results
+from posbench.results import Evaluation, write_results
 
 __all__ = ["print_tables", "run_report", "terminal_table", "write_report"]
 
@@ -30,24 +30,14 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
     figures.write_png(folder / "curves.png", headline, traces)
 
 
-def run_report(paths: list[Path]) -> None:
-    """Write the report in each evaluation folder anew from its results.json."""
+def run_report(paths: list[Path], allow_mismatch: bool = False) -> None:
+    """Write the report in each evaluation folder anew from its results.json.
+
+    Raises UserError for rows in one column that were scored on different tokens, unless
+    `allow_mismatch`, which is then written on the report.
+    """
     # Every folder is read before the first is written: a wrong path changes nothing.
-    for path, evaluation in [(path, _read(path)) for path in paths]:
+    parts = [Part(path, read_results(path)) for path in paths]
+    evaluations = [join([part], allow_mismatch=allow_mismatch) for part in parts]
+    for path, evaluation in zip(paths, evaluations, strict=True):
         write_report(evaluation, path)
-
-
-def _read(folder: Path) -> Evaluation:
-    where = folder / "results.json"
-    if not where.is_file():
-        raise UserError(
-            f"{folder} holds no results.json, so there is nothing to report. Name a folder that "
-            "`posbench eval-extrapolate` wrote, such as outputs/eval-extrapolate/NAME."
-        )
-    try:
-        return read_results(folder)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{where} was not written by posbench, or is damaged ({error}). "
-            "Evaluate again with `posbench eval-extrapolate`."
-        ) from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from posbench.report.lines import Cell, Table, number, subjects_of
+from posbench.joining import MISMATCH
+from posbench.report.lines import Cell, Line, Table, number, subjects_of
 from posbench.results import Evaluation, Status
 
 TOLERANCE = 0.05
@@ -68,21 +69,37 @@ def _verdict(ratio: float) -> str:
 
 
 def _lowest(table: Table, longest: float) -> str:
-    """The lowest perplexity at the longest length, and at 1x if that was measured."""
+    """The lowest perplexity at the longest length, and at 1x if that was measured.
+
+    Only lines that were scored on the same tokens are ranked; what stands alone is not named.
+    """
     said = []
+    apart = False
     for ratio in dict.fromkeys((longest, 1.0)):
         ranked = [line for line in table.lines if math.isfinite(_mean(line.cell(ratio)))]
         ranked.sort(key=lambda line: _mean(line.cell(ratio)))
-        if not ranked:
-            continue
-        best = ranked[0].cell(ratio)
-        ties = [line.label for line in ranked[1:] if _overlap(best, line.cell(ratio))]
-        tie = f", not separated from {_and(ties)}" if ties else ""
-        said.append(f"at {ratio:g}x {ranked[0].label} ({number(_mean(best))}{tie})")
+        alike: dict[frozenset[str], list[Line]] = {}
+        for line in ranked:
+            alike.setdefault(line.cell(ratio).targets, []).append(line)
+        apart = apart or len(alike) > 1
+        said += [
+            f"at {ratio:g}x {_first(lines, ratio)}"
+            for lines in alike.values()
+            if len(alike) == 1 or len(lines) > 1
+        ]
     if not said:
-        return "No line has a finite perplexity."
+        return "No two lines share target tokens." if apart else "No line has a finite perplexity."
     name = "Perplexity was" if len(table.lines) == 1 else "The lowest perplexity was"
-    return f"{name} {_and(said)}."
+    among = ", among lines scored on the same tokens," if apart else ""
+    return f"{name}{among} {_and(said)}."
+
+
+def _first(lines: list[Line], ratio: float) -> str:
+    """The first of ascending lines, its perplexity, and those it is not separated from."""
+    best = lines[0].cell(ratio)
+    ties = [line.label for line in lines[1:] if _overlap(best, line.cell(ratio))]
+    tie = f", not separated from {_and(ties)}" if ties else ""
+    return f"{lines[0].label} ({number(_mean(best))}{tie})"
 
 
 def _mean(cell: Cell) -> float:
@@ -106,6 +123,7 @@ def _and(parts: Sequence[str]) -> str:
 def caveats(evaluation: Evaluation, shown: list[Table]) -> list[str]:
     """Everything a reader must know is missing, broken, or not comparable."""
     return [
+        *mismatches(evaluation),
         *_not_ok(shown, evaluation),
         *_remarks(shown, evaluation),
         *_unlearned(evaluation, shown),
@@ -124,6 +142,14 @@ def _split(evaluation: Evaluation) -> list[str]:
         f"Documents of {'all splits' if split == 'all' else f'the {split} split'} were scored "
         f"(eval.split={split}), not those of the test split."
         for split in sorted(splits - {"test"})
+    ]
+
+
+def mismatches(evaluation: Evaluation) -> list[str]:
+    """What stands side by side although it is not alike, in sentences."""
+    return [
+        f"Not alike, and shown on demand (--allow-mismatch): {each}."
+        for each in evaluation.provenance.get(MISMATCH, [])
     ]
 
 

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from posbench.files import write_json, write_text
 from posbench.inference import FEWEST_SEEDS, FEWEST_TO_FLIP, NO_SPREAD
-from posbench.joining import MISMATCH
 from posbench.report.grid import Grid
 from posbench.report.lines import HEADLINE
 from posbench.report.pairs import Comparison, Comparisons, Quantity, compare, said
@@ -213,14 +212,6 @@ def _general(found: Comparisons) -> list[str]:
             "fewer after seeing them all does not make the others undone."
         )
     return notes
-
-
-def mismatches(evaluation: Evaluation) -> list[str]:
-    """What was compared although it is not alike, in sentences."""
-    return [
-        f"Compared although not alike (--allow-mismatch): {each}."
-        for each in evaluation.provenance.get(MISMATCH, [])
-    ]
 
 
 # ---------------------------------------------------------------- terminal

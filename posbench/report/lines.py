@@ -41,6 +41,7 @@ class Cell:
     ratio: float | None = None  # mean over seeds of perplexity over the seed's own at 1x
     spread: str = ""
     reasons: tuple[str, ...] = ()
+    targets: frozenset[str] = frozenset()  # digests of the tokens that were scored
 
     @property
     def ratio_text(self) -> str:
@@ -251,6 +252,7 @@ def _cell(rows: list[Row], at_1x: dict[str, Row]) -> Cell:
         sum(ratios) / len(ratios) if ratios and len(ratios) == len(good) else None,
         spread if mean <= LIMIT else "",
         reasons,
+        frozenset(row.targets_sha256 for row in good),
     )
 
 

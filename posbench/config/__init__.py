@@ -96,6 +96,13 @@ class Beyond(StrEnum):
     wrap = "wrap"
 
 
+class Tune(StrEnum):
+    """Which runs of a grid of learning rates are evaluated."""
+
+    none = "none"
+    per_encoding = "per_encoding"
+
+
 class Format(StrEnum):
     table = "table"
     json = "json"
@@ -290,6 +297,11 @@ class EvalSettings:
     )
     plugins_changed: bool = setting(
         False, "evaluate with a plugin that has changed since training; every row says so"
+    )
+    tune: Tune = setting(
+        Tune.none,
+        "per_encoding: of a grid of train.lr, evaluate for each encoding the rate with the least "
+        "validation loss at 1x; none: evaluate all runs",
     )
     eval: EvalConfig = setting(EvalConfig(), "protocol")
     extension: ExtensionConfig = setting(NoExtensionConfig(), "context extension")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posbench.config import EvalSettings
+from posbench.config import EvalSettings, Tune
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UserError
 from posbench.files import storage
 from posbench.joining import Part, measured_twice, merge, unlike
 from posbench.plugins import changed_plugin
+from posbench.report.tuned import TUNE
 from posbench.results import Evaluation, Status, read_results
 from posbench.rules import check
 from posbench.runs import JOB_FILES, MANIFEST, Lock, PluginError, describe, load_run, now
 from posbench.saved import to_dict
+from posbench.selection import choose, trial_of
 from posbench.version import __version__
 
 # What an evaluation writes, in this order; a folder with anything else is somebody's own.
@@ -118,6 +121,7 @@ def asked(settings: EvalSettings) -> dict[str, Any]:
         from posbench.jobs.foreign import asked_models
 
         return found | asked_models(settings)
+    found |= {"tune": str(settings.tune)}
     runs = [_checkpoint(folder, settings.plugins_changed) for folder in find_folders(settings.runs)]
     return found | {"runs": runs}
 
@@ -183,12 +187,25 @@ def _write(evaluation: Evaluation, folder: Path) -> None:
     write_evaluation_board(evaluation, folder / "tb")
 
 
+def _tuned(settings: EvalSettings) -> tuple[EvalSettings, dict[str, Any]]:
+    """The settings with the runs that tune= leaves, and what provenance says of the choice."""
+    if settings.tune is Tune.none:
+        return settings, {}
+    folders = find_folders(settings.runs)
+    runs = [load_run(folder, plugins_changed=settings.plugins_changed) for folder in folders]
+    chosen, points = choose([trial_of(run) for run in runs])
+    told = {TUNE: [dataclasses.asdict(point) for point in points]}
+    return replace(settings, runs=[str(folder) for folder in chosen]), told
+
+
 def _measure(settings: EvalSettings, command: list[str]) -> tuple[Evaluation, list[str]]:
     """All rows, and one sentence for each run without a usable checkpoint."""
     from posbench.jobs.measuring import Measurement, find_candidates
     from posbench.runtime import resolve
 
     check(settings)
+    wanted = asked(settings)  # the points, of which only those that are chosen are measured
+    settings, tuned = _tuned(settings)
     runtime = resolve(settings.device, settings.dtype, threads=settings.threads, training=False)
     if settings.models is not None:
         from posbench.foreign import transformers_version
@@ -205,6 +222,7 @@ def _measure(settings: EvalSettings, command: list[str]) -> tuple[Evaluation, li
         "posbench": __version__,
         **runtime.record(),
         **libraries,
-        "evaluations": [{"command": command, "created": now(), "asked": asked(settings)}],
+        "evaluations": [{"command": command, "created": now(), "asked": wanted}],
+        **tuned,
     }
     return evaluation, damaged

@@ -13,6 +13,7 @@ from posbench.report.grid import Grid
 from posbench.report.lines import HEADLINE, Table, tables
 from posbench.report.presets import comparisons, several_presets
 from posbench.report.tables import marked, notes, unigram_sentence
+from posbench.report.tuned import TUNE, learning_rates
 from posbench.results import Evaluation
 
 MISSING = "not recorded"
@@ -70,6 +71,7 @@ def content_of(evaluation: Evaluation) -> Content:
             *map(_perplexities, alone),
             *comparisons(shown),
             *probes.probe_grids(evaluation),
+            *learning_rates(evaluation),
         ],
         cost=_cost(evaluation),
         adaptations=_adaptations(evaluation),
@@ -215,7 +217,8 @@ def _scored(evaluation: Evaluation, shown: list[Table]) -> Grid:
 
 def _provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Everything recorded about how the numbers came about, flat, one line each."""
-    pairs = list(_flat("", evaluation.provenance))
+    shown = {key: value for key, value in evaluation.provenance.items() if key != TUNE}
+    pairs = list(_flat("", shown))
     for name, title in (
         ("corpus_fingerprint", "corpus fingerprint"),
         ("tokenizer_sha256", "tokenizer SHA-256"),

@@ -16,6 +16,7 @@ from posbench.report.grid import Grid
 from posbench.report.lines import HEADLINE, Cell, Line, Table, number, tables
 from posbench.report.presets import comparisons, several_presets
 from posbench.report.probes import probe_grids
+from posbench.report.tuned import learning_rates
 from posbench.results import Evaluation
 
 Layout = Callable[[str, str, str], str]  # (perplexity, ratio, spread) to the text of a cell
@@ -75,6 +76,8 @@ def print_tables(evaluation: Evaluation, console: Console | None = None) -> None
         for note in probe.notes:
             console.print(Padding(Text(note, style="dim"), (0, 0, 0, 1)))
         console.print()
+    for tried in learning_rates(evaluation):
+        _print_grid(tried, console)
     if sentence := unigram_sentence(evaluation):
         console.print(sentence, highlight=False)
 

@@ -189,7 +189,7 @@ def merge(parts: Sequence[Part]) -> Evaluation:
 
 
 def _refusal(differences: list[str]) -> str:
-    more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
+    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
     return (
         f"these results are not alike: {differences[0]}{more}. Leave one out, evaluate the runs "
         "together (posbench eval-extrapolate runs=[A,B]), or add --allow-mismatch, which is then "
@@ -206,7 +206,8 @@ def unlike(parts: Sequence[Part]) -> list[str]:
     columns: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Path, Row]]] = defaultdict(dict)
     for part in parts:
         for row in part.evaluation.rows:
-            if row.metric not in ("ppl", "exact_match") or not row.targets_sha256:
+            measured = row.status in (Status.ok, Status.nonfinite) and row.targets_sha256
+            if not measured or row.metric not in ("ppl", "exact_match"):
                 continue
             scored = (row.targets_sha256, row.min_context, _rounded(row.mean_context))
             columns[_column(row)].setdefault(scored, (part.folder, row))
@@ -245,8 +246,8 @@ def _difference(
     )
     row = one[1]
     return (
-        f"{row.protocol} at {row.ratio:g}x has {name}={_short(a)} for {row.run_id} in {one[0]} but "
-        f"{_short(b)} for {two[1].run_id} in {two[0]}"
+        f"{row.protocol} at {row.ratio:g}x has {name}={_short(a)} for {row.run_id} ({one[0]}) but "
+        f"{_short(b)} for {two[1].run_id} ({two[0]})"
     )
 
 

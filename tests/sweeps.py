@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from posbench.results import DocumentLoss, Evaluation, Row, Status
+from posbench.statistics import perplexity
 
 RATIOS = (1.0, 2.0, 4.0)
 TARGETS = 64  # of each document
@@ -84,6 +85,6 @@ def _filled(row: Row, loss: float | Status) -> Row:
         row.status, row.reason, row.targets_sha256 = loss, f"{loss}, as the test wants", ""
         return row
     row.nll = loss
-    row.ppl = row.value = math.exp(loss) if math.isfinite(loss) else math.inf
+    row.ppl = row.value = perplexity(loss)
     row.status = Status.ok if math.isfinite(loss) else Status.nonfinite
     return row

@@ -155,6 +155,8 @@ HEAVY = {"torch", "numpy", "scipy", "matplotlib", "datasets", "tokenizers", "ten
         (["--help"], ["hydra", "rich"]),
         (["--version"], ["hydra", "rich"]),
         (["list", "encodings"], ["hydra"]),
+        (["compare", "--help"], ["hydra", "rich"]),
+        (["power", "--help"], ["hydra", "rich"]),
         (["completion", "bash"], ["hydra", "rich"]),
         (["completion", "query", "posbench train encoding="], ["hydra", "rich"]),
         (["runs"], ["hydra"]),

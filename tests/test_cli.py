@@ -358,6 +358,8 @@ COMPLETIONS = [
     ("posbench list en", ["encodings"]),
     ("posbench completion f", ["fish"]),
     ("posbench sample RUN p", ["prompt=", "plugins=", "plugins_changed="]),
+    ("posbench compare FOLDER --b", ["--baseline"]),
+    ("posbench power --sd 1 --d", ["--diff"]),
     ("posbench train data.path=/et", []),
 ]  # fmt: skip
 

@@ -140,6 +140,12 @@ def test_only_the_validation_loss_at_1x_is_read_of_a_run(corpus: Path, tmp_path:
     assert manifest.asked == {"status", "validation_nll"}
 
 
+def test_a_run_that_diverged_is_infinitely_bad(corpus: Path, tmp_path: Path) -> None:
+    assert trial_of(Run(tmp_path, {"status": "diverged"}, tiny.small(corpus))).nll == math.inf
+    broken = {"status": "finished", "validation_nll": {"1x": math.nan}}
+    assert trial_of(Run(tmp_path, broken, tiny.small(corpus))).nll == math.inf
+
+
 @pytest.mark.parametrize(
     ("manifest", "message"),
     [

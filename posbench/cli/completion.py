@@ -90,6 +90,13 @@ def query(line: str) -> list[str]:
     return _starting(last, _plain(words[0], len(words)))
 
 
+_OPTIONS = {
+    "compare": ("--baseline", "--protocol", "--ratios", "--allow-mismatch", "--out", "--json"),
+    "power": ("--sd", "--diff", "--alpha", "--power"),
+    "report": ("--allow-mismatch",),
+}
+
+
 def _plain(command: str, position: int) -> list[str]:
     from posbench.cli.listing import LISTS
     from posbench.cli.runs import PRUNE_FLAGS
@@ -102,7 +109,7 @@ def _plain(command: str, position: int) -> list[str]:
         return list(SCRIPTS)
     if command == "sample" and position > 1:
         return ["prompt=", "tokens=", "temperature=", "seed=", "plugins=", "plugins_changed="]
-    return []
+    return list(_OPTIONS.get(command, ()))
 
 
 def _setting(app: App, words: list[str], last: str) -> list[str]:

@@ -17,6 +17,7 @@ from posbench.config import (
     Settings,
     TextConfig,
     TrainSettings,
+    Tune,
 )
 from posbench.config.encodings import (
     ENCODINGS,
@@ -127,6 +128,11 @@ def _check_models(settings: EvalSettings) -> None:
         raise UserError(
             f"runs={settings.runs} and model={settings.models} are two evaluations: a run is "
             "measured on its own corpus, under its own tokenizer. Leave out one of the two."
+        )
+    if settings.tune is not Tune.none:
+        raise UserError(
+            f"tune={settings.tune} chooses among runs of posbench, by how they were trained; leave "
+            "it out with model=."
         )
     if isinstance(settings.data, TaskConfig):
         raise UserError(

@@ -79,6 +79,8 @@ MISTAKES = [
     ("eval-extrapolate context=5", ["train", "inspect"]),
     ("eval-extrapolate eval.protocols=[fast]", ["controlled, nonoverlap, sliding, position"]),
     ("eval-extrapolate eval=fast", ["v1, all, diagnostics"]),
+    ("eval-extrapolate tune=per_encodng", ["tune=per_encodng", "per_encoding"]),
+    ("eval-extrapolate tune=per_encoding model=hf:x", ["tune=per_encoding", "model="]),
     ("eval-extrapolate eval.stride=0", ["eval.stride=0", "the least is 1"]),
     ("eval-extrapolate eval.split=train", ["eval.split=train", "trained on"]),
     ("eval-extrapolate eval.split=dev", ["eval.split=dev", "test, validation"]),

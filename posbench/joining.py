@@ -59,7 +59,7 @@ def read_results(folder: Path) -> Evaluation:
 
 
 def find_evaluations(paths: Sequence[str | Path]) -> tuple[list[Part], list[str]]:
-    """The evaluations that `paths` name, and one sentence for each run that has none.
+    """The evaluations that `paths` name, and a sentence about the runs that have none.
 
     A path (or glob) is the folder of an evaluation, or a run or sweep. All runs named stand for the
     newest evaluation that holds every one of them, or, if none does, for the newest of each; rows
@@ -112,8 +112,14 @@ def _of_runs(runs: list[Path], places: list[Path]) -> tuple[list[Part], list[str
         for part in parts
         if (own := {digest for digest, folder in newest.items() if folder == part.folder})
     ]
-    missing = [run for run, digest in digests.items() if digest not in newest]
-    return kept, [f"{run} has not been evaluated, and is left out." for run in missing]
+    return kept, _left_out([run for run, digest in digests.items() if digest not in newest])
+
+
+def _left_out(runs: list[Path]) -> list[str]:
+    if len(runs) < 2:
+        return [f"{run} has not been evaluated, and is left out." for run in runs]
+    names = ", ".join(run.name for run in runs)
+    return [f"{len(runs)} runs have not been evaluated, and are left out: {names}."]
 
 
 def _readable(folders: Iterable[Path]) -> Iterator[Part]:

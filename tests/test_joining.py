@@ -255,6 +255,9 @@ def test_runs_of_several_evaluations_are_taken_from_the_newest_of_each(outputs: 
     assert [part.folder.name for part in found] == ["rope", "alibi"]
     assert len(missing) == 1
     assert "3-x has not been evaluated" in missing[0]
+    run_folder(outputs / "train" / "sweep" / "4-x", "t5-s0")
+    _, missing = find_evaluations([outputs / "train" / "sweep"])
+    assert missing == ["2 runs have not been evaluated, and are left out: 3-x, 4-x."]
 
 
 def test_one_run_leaves_out_the_rows_of_the_others(outputs: Path) -> None:

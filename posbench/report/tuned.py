@@ -21,11 +21,11 @@ def learning_rates(evaluation: Evaluation) -> list[Grid]:
     points: list[dict[str, Any]] = evaluation.provenance.get(TUNE, [])
     if not points:
         return []
+    several = [key for key in ("model", "train_length") if len({p[key] for p in points}) > 1]
     rows: list[list[Any]] = [
         [
             point["encoding"],
-            point["model"],
-            str(point["train_length"]),
+            *(str(point[key]) for key in several),
             f"{point['lr']:g}",
             ", ".join(str(seed) for seed in point["seeds"]),
             _loss(point["validation_nll"]),
@@ -39,8 +39,9 @@ def learning_rates(evaluation: Evaluation) -> list[Grid]:
         for point in points
         if point["edge"]
     ]
-    header = ["encoding", "model", "context", "train.lr", "seeds", "validation loss, nats", ""]
-    return [Grid("Learning rates tried", header, rows, ABOUT, notes)]
+    names = {"model": "model", "train_length": "context"}
+    header = ["encoding", *(names[key] for key in several), "train.lr", "seeds", "validation nats"]
+    return [Grid("Learning rates tried", [*header, "choice"], rows, ABOUT, notes)]
 
 
 def _loss(nats: Any) -> str:

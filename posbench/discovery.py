@@ -59,9 +59,12 @@ def _started(folder: Path) -> str:
 
 
 def _below(folder: Path) -> list[Path]:
-    if (folder / MANIFEST).is_file():
-        return [folder]
-    return sorted((path.parent for path in folder.rglob(MANIFEST)), key=_natural)
+    return [folder] if (folder / MANIFEST).is_file() else holders(folder, MANIFEST)
+
+
+def holders(folder: Path, name: str) -> list[Path]:
+    """The folders at or below `folder` that hold a file called `name`, job 2 before job 10."""
+    return sorted((path.parent for path in folder.rglob(name) if path.is_file()), key=_natural)
 
 
 def _natural(folder: Path) -> tuple[Any, ...]:

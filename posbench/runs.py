@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from posbench.model import GPT
 
 FORMAT = 1
-MANIFEST, TOKENIZER, METRICS, CHECKPOINTS, PLUGINS = (
-    "run.json", "tokenizer.json", "metrics.jsonl", "checkpoints", "plugins",
+MANIFEST, TOKENIZER, METRICS, CHECKPOINTS, PLUGINS, TENSORBOARD = (
+    "run.json", "tokenizer.json", "metrics.jsonl", "checkpoints", "plugins", "tb",
 )  # fmt: skip
 LOCK = ".lock"
 
@@ -395,7 +395,7 @@ def keep_plugin(run: Run) -> dict[str, str]:
 def clear(folder: Path) -> None:
     """Remove what a run wrote, and nothing else."""
     with storage(folder):
-        for name in (CHECKPOINTS, PLUGINS, "tb"):
+        for name in (CHECKPOINTS, PLUGINS, TENSORBOARD):
             if (folder / name).is_dir() and not (folder / name).is_symlink():
                 shutil.rmtree(folder / name)
         for name in (METRICS, TOKENIZER, MANIFEST):

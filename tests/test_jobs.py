@@ -200,7 +200,7 @@ def test_a_checkpoint_of_other_settings_is_no_place_to_start(corpus: Path, tmp_p
 def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    reader = EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0})
+    reader = EventAccumulator(str(folder / "tb" / "rope-seed0"), size_guidance={"scalars": 0})
     reader.Reload()
     tags = reader.Tags()["scalars"]
     return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in tags}

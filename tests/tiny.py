@@ -114,8 +114,9 @@ def losses(folder: Path) -> list[tuple[int, str]]:
 
 
 def validations(folder: Path) -> list[dict[str, Any]]:
-    """The validation records, in file order."""
-    return [each for each in journal.read(folder / "metrics.jsonl") if "val_nll" in each]
+    """The validation records, in file order, without the time of day."""
+    records = [each for each in journal.read(folder / "metrics.jsonl") if "val_nll" in each]
+    return [{key: value for key, value in each.items() if key != "time"} for each in records]
 
 
 def assert_same_run(left: Path, right: Path) -> None:

@@ -63,6 +63,12 @@ def _power(words: list[str]) -> None:
     power(words)
 
 
+def _tb_export(words: list[str]) -> None:
+    from posbench.cli.plain import tb_export
+
+    tb_export(words)
+
+
 def _new_encoding(words: list[str]) -> None:
     from posbench.cli.own import new_encoding
 
@@ -101,6 +107,7 @@ COMMANDS: dict[str, tuple[str, Command]] = {
     "report": ("write the report of an evaluation again", _report),
     "compare": ("differences from a baseline, paired by seed, and their tests", _compare),
     "power": ("how many seeds it takes to find a difference", _power),
+    "tb-export": ("write TensorBoard's files again, from the records", _tb_export),
     "new-encoding": ("write an encoding of your own to start from", _new_encoding),
     "check-encoding": ("measure every promise on an encoding of your own", _check_encoding),
     "selftest": ("check the evaluator here on models whose losses are known", _selftest),

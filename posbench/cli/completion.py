@@ -107,6 +107,8 @@ def _plain(command: str, position: int) -> list[str]:
         return ["diff", "prune", "--json"] if position == 1 else list(PRUNE_FLAGS)
     if command == "completion" and position == 1:
         return list(SCRIPTS)
+    if command == "tb-export":
+        return ["--out"]
     if command == "sample" and position > 1:
         return ["prompt=", "tokens=", "temperature=", "seed=", "plugins=", "plugins_changed="]
     return list(_OPTIONS.get(command, ()))

@@ -39,6 +39,18 @@ REPORT_HELP = """posbench report PATH...: write report.md, report.html and curve
   posbench report outputs/eval-extrapolate/20261130-070000-9c41"""
 
 
+TB_EXPORT_HELP = """posbench tb-export PATH... [--out DIR]: write TensorBoard's files again.
+
+  PATH        a run, an evaluation, or a folder with any of them below it: a sweep, outputs
+  --out DIR   one new folder for all of them, runs below train/ and evaluations below eval/;
+              without it each run and each evaluation gets its own tb/ again
+
+The points come from metrics.jsonl and results.json: they are those that were written live.
+
+  posbench tb-export outputs/train/20261130-061502-1f3a
+  posbench tb-export outputs --out all-curves && tensorboard --logdir all-curves"""
+
+
 def split(
     command: str, words: list[str], kinds: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
@@ -107,6 +119,40 @@ def report(words: list[str]) -> None:
     from posbench.report import run_report
 
     run_report([Path(place) for place in places], ALLOW_MISMATCH in words)
+
+
+def tb_export(words: list[str]) -> None:
+    """`posbench tb-export`."""
+    if "--help" in words or "-h" in words:
+        print(TB_EXPORT_HELP)
+        return
+    out, rest = _option("tb-export", "--out", "DIR", words)
+    places, _ = split("tb-export", rest, {})
+    if not places:
+        raise UserError(
+            "posbench tb-export takes runs, sweeps or evaluations: posbench tb-export PATH..."
+        )
+    from posbench.jobs.export import run_export
+
+    paths = [Path(place).expanduser() for place in places]
+    run_export(paths, None if out is None else Path(out).expanduser())
+
+
+def _option(command: str, name: str, value: str, words: list[str]) -> tuple[str | None, list[str]]:
+    """The value of `--name VALUE` or `--name=VALUE`, None without it; and the other words."""
+    found: list[str] = []
+    rest = []
+    following = iter(words)
+    for word in following:
+        if word == name:
+            found.append(next(following, ""))
+        elif word.startswith(f"{name}="):
+            found.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    if "" in found or len(found) > 1:
+        raise UserError(f"posbench {command} takes {name} {value} once.")
+    return (found[0] if found else None), rest
 
 
 def selftest(words: list[str]) -> None:

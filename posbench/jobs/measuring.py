@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.catalog import EXTENSION_CARDS
-from posbench.config import Beyond, EvalSettings, EvalSplit
+from posbench.config import Beyond, EvalSettings, EvalSplit, TrainSettings
 from posbench.config.encodings import EncodingConfig
 from posbench.config.fields import changed_settings
 from posbench.config.policies import policies_of
 from posbench.config.tasks import TaskConfig
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UnsupportedError, UserError
-from posbench.plugins import LOADED, blame, changed_plugin
+from posbench.plugins import LOADED, SOURCE, blame, changed_plugin
 from posbench.results import Evaluation, Row, Status
 from posbench.runs import TOKENIZER, PluginError, Run, fingerprint, load_run, scheme_of
 from posbench.saved import to_dict
@@ -178,6 +178,24 @@ def variant_of(settings: EvalSettings, encoding: EncodingConfig | None = None) -
     if encoding is not None and changed_plugin(encoding):
         parts.append(changed_plugin(encoding))
     return " ".join(parts)
+
+
+def _training(settings: TrainSettings) -> dict[str, Any]:
+    """What people tune, flat: the keys are the same for every run."""
+    model, train, changed = settings.model, settings.train, changed_settings(settings.encoding)
+    own = [
+        f"{key}={_short(value)}" for key, value in changed.items() if key not in ("name", SOURCE)
+    ]
+    return {
+        "encoding_settings": " ".join(own),
+        "layers": model.layers,
+        "width": model.width,
+        "heads": model.heads,
+        "steps": train.steps,
+        "batch_size": train.batch_size,
+        "lr": train.lr,
+        "schedule": str(train.schedule),
+    }
 
 
 def _short(value: Any) -> str:
@@ -471,6 +489,7 @@ class Measurement:
             "validation_nll": manifest.get("validation_nll", {}).get("1x"),
             "checkpoint_sha256": manifest["checkpoint"]["sha256"],
             "settings_id": fingerprint(settings, without_seed=True),
+            "training": _training(settings),
             **self._measured_on(run),
         }
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from posbench.errors import (
     InterruptedRunError,
 )
-from posbench.journal import Journal
+from posbench.journal import Journal, read
 from posbench.runs import (
     CHECKPOINTS,
     METRICS,
+    TENSORBOARD,
     Run,
     fingerprint,
     now,
@@ -64,7 +65,7 @@ class Session:
 
     def train(self) -> None:
         """The loop, with its records, checkpoints and validations; ends in a finished manifest."""
-        from posbench.board import TrainBoard
+        from posbench.board import TrainBoard, run_name
         from posbench.progress import Progress
         from posbench.signals import StopRequest
 
@@ -74,10 +75,12 @@ class Session:
         self.exact_match: dict[float, float] = {}  # of a task
         self.spent = 0.0  # seconds in optimizer steps, validation and saving left out
         journal = Journal(self.run.folder / METRICS, first)
+        earlier = read(self.run.folder / METRICS)
+        name = run_name(scheme_of(settings), settings.seed)
         title = f"train {scheme_of(settings)}"
         try:
             with (
-                TrainBoard(self.run.folder / "tb", purge_step=first + 1) as board,
+                TrainBoard(self.run.folder / TENSORBOARD, name, earlier) as board,
                 Progress(title, settings.train.steps) as progress,
                 StopRequest() as stop,
             ):
@@ -107,10 +110,10 @@ class Session:
                 "grad_norm": step.grad_norm,
                 "tokens": step.step * self.trainer.tokens_per_step,
                 "tokens_per_s": round(speed, 1),
+                "time": round(time.time(), 3),
             }
             journal.write(record)
-            tags = ("loss", "lr", "grad_norm", "tokens_per_s")
-            board.scalars(step.step, {f"train/{tag}": record[tag] for tag in tags})
+            board.write(record)
         every = train.validate_every or max(1, train.steps // VALIDATIONS)
         if is_last or step.step % every == 0:
             self._validate(step.step, journal, board)
@@ -119,22 +122,16 @@ class Session:
             self._save()
 
     def _validate(self, step: int, journal: Journal, board: Any) -> None:
-        from posbench.statistics import perplexity
-
         self.validation = self._validation_losses()
         if not self.validation:
             return
         named = {f"{ratio:g}x": loss for ratio, loss in self.validation.items()}
         record: dict[str, Any] = {"step": step, "val_nll": named}
-        scalars = {}
         if self.exact_match:
             record["val_exact_match"] = {f"{r:g}x": x for r, x in self.exact_match.items()}
-            scalars = {f"val/exact_match_{r:g}x": x for r, x in self.exact_match.items()}
+        record["time"] = round(time.time(), 3)
         journal.write(record)
-        for ratio, loss in self.validation.items():
-            scalars[f"val/nll_{ratio:g}x"] = loss
-            scalars[f"val/ppl_{ratio:g}x"] = perplexity(loss)
-        board.scalars(step, scalars)
+        board.write(record)
 
     def _validation_losses(self) -> dict[float, float]:
         from posbench.statistics import perplexity

@@ -49,6 +49,19 @@ _TEXT = """
 })(document.body).replace(/\\s+/g, ' ')
 """
 
+# Every element that a selector names, inside web components too.
+_FIND = """
+(() => {
+    const found = [];
+    const walk = (root) => root.querySelectorAll('*').forEach((each) => {
+        if (each.matches(%s)) found.push(each);
+        if (each.shadowRoot) walk(each.shadowRoot);
+    });
+    walk(document);
+    return found;
+})()
+"""
+
 
 def find_browser() -> str:
     """Path of the browser: $POSBENCH_BROWSER, or a Chromium or Chrome that is installed."""
@@ -68,7 +81,7 @@ class Page:
     requests: int  # a pipe to the browser
     answers: int  # a pipe from the browser
     session: str = ""
-    console: list[str] = field(default_factory=list)  # warnings and errors
+    console: list[str] = field(default_factory=list)  # `error: ...` and `warning: ...`
     _unread: bytes = b""
     _sent: int = 0
 
@@ -100,18 +113,24 @@ class Page:
         return answer
 
     def _listen(self, event: dict[str, Any]) -> None:
-        params = event.get("params", {})
-        if event.get("method") == "Runtime.exceptionThrown":
+        params, method = event.get("params", {}), event.get("method")
+        if method == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]
-            self.console.append(details.get("exception", {}).get("description", details["text"]))
-        elif event.get("method") == "Runtime.consoleAPICalled" and params["type"] in (
-            "error", "warning", "assert",
-        ):  # fmt: skip
+            thrown = details.get("exception", {}).get("description", details["text"])
+            self.console.append(f"error: {thrown}")
+        elif method == "Runtime.consoleAPICalled":
+            level = {"error": "error", "assert": "error", "warning": "warning"}.get(params["type"])
             words = [str(each.get("value", each.get("description"))) for each in params["args"]]
-            self.console.append(" ".join(words))
-        elif event.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.console += [f"{level}: {' '.join(words)}"] if level else []
+        elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             entry = params["entry"]
-            self.console.append(f"{entry['text']} {entry.get('url', '')}".strip())
+            self.console.append(f"{entry['level']}: {entry['text']} {entry.get('url', '')}".strip())
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong: exceptions, console errors, what could not be loaded."""
+        self.run("0")  # reads what has been said since
+        return [line for line in self.console if line.startswith("error: ")]
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression; of a promise, what it resolves to."""
@@ -124,6 +143,10 @@ class Page:
     def text(self) -> str:
         """All text of the page, that of web components too, on one line."""
         return str(self.run(_TEXT))
+
+    def find(self, selector: str, then: str = "length") -> Any:
+        """`then` of the array of elements that `selector` names, in web components too."""
+        return self.run(finding(selector, then))
 
     def wait(self, script: str, seconds: float = 30) -> Any:
         """Wait until a JavaScript expression is true, and return its value."""
@@ -141,6 +164,11 @@ class Page:
         """Save what is seen now, as PNG."""
         found = self.call("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(found["data"]))
+
+
+def finding(selector: str, then: str = "length") -> str:
+    """A script for `wait`: `then` of the array of elements that `selector` names."""
+    return f"{_FIND % json.dumps(selector)}.{then}"
 
 
 @contextlib.contextmanager

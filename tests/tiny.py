@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import subprocess
@@ -14,7 +15,16 @@ from torch import Tensor
 
 from posbench import journal
 from posbench.checkpoint import Checkpoint, load
-from posbench.config import BytesConfig, Device, ModelConfig, TextConfig, TrainConfig, TrainSettings
+from posbench.config import (
+    BytesConfig,
+    Device,
+    EvalConfig,
+    EvalSettings,
+    ModelConfig,
+    TextConfig,
+    TrainConfig,
+    TrainSettings,
+)
 from posbench.config.encodings import ENCODINGS
 
 CONTEXT, STEPS = 16, 20
@@ -51,6 +61,22 @@ def small(corpus: Path, encoding: str = "rope", **changes: Any) -> TrainSettings
         owner = next(node for node in (train, model, settings) if hasattr(node, key))
         setattr(owner, key, value)
     return settings
+
+
+def sweep(folder: Path) -> Path:
+    """A learned table and RoPE, two seeds each, trained in folder/train and evaluated in
+    folder/eval: some cells have no number, and each encoding has a mean over seeds."""
+    from posbench.jobs.evaluate import evaluate
+    from posbench.jobs.train import train
+
+    corpus = write_corpus(folder / "corpus")
+    for number, (encoding, seed) in enumerate(itertools.product(("learned", "rope"), (0, 1))):
+        settings = small(corpus, encoding, seed=seed, validate_ratios=[1.0, 2.0])
+        train(settings, folder / "train" / f"{number}-{encoding}")
+    config = EvalConfig(max_targets=256, span_tokens=1024, bootstrap=100)
+    settings_of_eval = EvalSettings(eval=config, threads=1, device=Device.cpu)
+    evaluate(folder / "train", settings_of_eval, folder / "eval")
+    return folder
 
 
 def overrides(settings: TrainSettings) -> list[str]:

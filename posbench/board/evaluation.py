@@ -85,8 +85,8 @@ def write_sub_runs(evaluation: Evaluation, folder: Path) -> None:
                 write_session(events, each.settings, each.metrics, at)
     tags = {tag for each in found for values in each.points.values() for tag in values}
     with EventFile(folder / "results") as events:
-        events.text("results", f"```\n{terminal_table(evaluation, 140)}\n```", at)
-        events.text("protocol", _protocol(evaluation), at)
+        events.text("by_length/results", f"```\n{terminal_table(evaluation, 140)}\n```", at)
+        events.text("by_length/protocol", _protocol(evaluation), at)
         if layout := drawn(EVALUATION, tags):
             write_layout(events, layout, at)
         models = [each.settings for each in found if each.settings is not None]

@@ -293,7 +293,9 @@ def test_a_cell_without_a_number_is_a_word_and_no_point(tmp_path: Path) -> None:
 def test_the_table_is_there_as_text(tmp_path: Path) -> None:
     write_evaluation_board(evaluation(), tmp_path)
     assert "4x (512)" in texts(tmp_path / "results", "by_length/results")
-    assert "**controlled**: The same target tokens" in texts(tmp_path / "results", "by_length/protocol")
+    assert "**controlled**: The same target tokens" in texts(
+        tmp_path / "results", "by_length/protocol"
+    )
 
 
 def test_a_perplexity_too_large_to_draw_is_a_word_and_its_loss_is_drawn(tmp_path: Path) -> None:

@@ -137,6 +137,8 @@ PITFALLS: dict[int, tuple[str, list[str]]] = {
     28: ("TensorBoard points doubled, or at the wrong step", [
         "test_board: test_steps_of_an_evaluation_are_lengths",
         "test_board: test_writing_again_doubles_nothing_and_leaves_nothing_stale",
+        "test_board: test_a_resumed_run_has_each_point_once_in_its_files",
+        "test_tb_export: test_a_rebuilt_evaluation_is_the_one_seen_live",
     ]),
     29: ("the first length beyond training left out (DeepMind)", [
         "test_evaluation: test_buckets_cover_every_position_once",

@@ -223,11 +223,12 @@ def _check_out(out: Path) -> None:
         raise UserError(f"--out {out} is not a folder.")
     if any((out.resolve().parent / name).exists() for name in (MANIFEST, RESULTS)):
         raise UserError(f"--out {out} belongs to the run or evaluation there. Choose another.")
-    foreign = [path for path in out.rglob("*") if not path.is_dir() and not is_ours(path)]
-    if foreign:
+    files = (path for path in out.rglob("*") if not path.is_dir())
+    foreign = next((path for path in files if not is_ours(path)), None)
+    if foreign is not None:
         raise UserError(
-            f"--out {out} holds more than an earlier export (it has "
-            f"{min(foreign).relative_to(out)}). Choose another."
+            f"--out {out} holds more than an earlier export (it has {foreign.relative_to(out)}). "
+            "Choose another."
         )
 
 

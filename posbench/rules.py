@@ -9,6 +9,7 @@ from typing import Any
 
 from posbench.config import (
     BytesConfig,
+    EstimateSettings,
     EvalSettings,
     EvalSplit,
     InspectSettings,
@@ -71,6 +72,8 @@ def check(settings: Settings) -> None:
     _check_policies(settings)
     if isinstance(settings, TrainSettings):
         _check_training(settings)
+    if isinstance(settings, EstimateSettings):
+        _check_ratios("ratios", settings.ratios)
 
 
 def _check_stretch(extension: ExtensionConfig) -> None:

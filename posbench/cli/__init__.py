@@ -69,6 +69,12 @@ def _tb_export(words: list[str]) -> None:
     tb_export(words)
 
 
+def _study(words: list[str]) -> None:
+    from posbench.cli.study import run_study
+
+    run_study(words)
+
+
 def _new_encoding(words: list[str]) -> None:
     from posbench.cli.own import new_encoding
 
@@ -99,9 +105,11 @@ COMMANDS: dict[str, tuple[str, Command]] = {
         "measure perplexity at 1x, 2x, 4x the training length",
         partial(_settings_command, "eval-extrapolate"),
     ),
+    "estimate": ("say what a run or a sweep would cost", partial(_settings_command, "estimate")),
     "inspect": ("show an encoding's numbers", partial(_settings_command, "inspect")),
     "check": ("check a command, every job of it, without running it", _check),
     "runs": ("list runs and sweeps; runs diff, runs prune", _runs),
+    "study": ("a whole study from one file: train, evaluate, compare, report", _study),
     "list": ("what there is: encodings, extensions, protocols, models, data", _list),
     "sample": ("let a trained model write", _sample),
     "report": ("write the report of an evaluation again", _report),

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from posbench import config, plugins
-from posbench.cli import arguments, compose, guard, launcher, mistakes, plans
+from posbench.cli import arguments, compose, guard, launcher, looking, mistakes, plans
 from posbench.cli.help import command_help
+from posbench.cli.slots import slots, visible_gpus
 from posbench.cli.space import APPS, App, configs_folder
 from posbench.errors import (
     InterruptedRunError,
@@ -222,6 +223,9 @@ def _compose_and_run(
     """Have Hydra compose the jobs, and do them; `work` only looks at them instead."""
     if line.multirun and app.command == "inspect":
         raise UserError("inspect looks at one encoding at a time; leave out -m.")
+    if app.command == "estimate":
+        _estimate(app, line)
+        return
     compose.register()
     flags = launcher.job_flags(line.config_dirs, line.plugins)
     launcher.register(launcher.Request(app.command, flags, command[2:], work is not None))
@@ -244,6 +248,43 @@ def _finish_foreign(task: Task, sweep: Path) -> None:
     jobs = ended_since(sweep, task.started)
     if jobs:
         launcher.finish(task.app.command, sweep, jobs)
+
+
+def jobs_of(app: App, line: arguments.Line) -> tuple[list[looking.Composed], int | None]:
+    """Every job of a command, and how many may run at a time; no folder is made.
+
+    Raises UserError for settings that cannot work.
+    """
+    words = [word for word in line.overrides if word.split("=")[0] not in arguments.FOLDER_KEYS]
+    compose.register()
+    seen, found = looking.register(), []
+
+    def keep(settings: config.Settings, folder: Path, command: list[str]) -> None:
+        found.append(looking.Composed("", settings))
+
+    look = Task(app, [], keep)
+    with _own_errors(app, line, look):
+        _call_hydra(app, look, [*line.flags, *words])
+        if look.failure is not None:
+            raise look.failure
+    return found or seen.jobs, seen.at_a_time
+
+
+def _estimate(app: App, line: arguments.Line) -> None:
+    jobs, at_a_time = jobs_of(app, line)
+    runs = [job.settings for job in jobs if isinstance(job.settings, config.EstimateSettings)]
+    if runs:  # none: --cfg and --info only show settings
+        from posbench.jobs.estimating import run_estimate
+
+        run_estimate(runs, places(runs, at_a_time))
+
+
+def places(
+    runs: Sequence[config.TrainSettings], at_a_time: int | None = None
+) -> list[dict[str, str]]:
+    """What a sweep of `runs` has for places, each what it adds to a job's environment."""
+    on_cpu = all(settings.device is config.Device.cpu for settings in runs)
+    return slots(len(runs), at_a_time, [] if on_cpu else visible_gpus())
 
 
 def _existing_folders(line: arguments.Line) -> set[Path]:

@@ -105,6 +105,10 @@ def _plain(command: str, position: int) -> list[str]:
         return [*LISTS, "--json"] if position == 1 else ["--json"]
     if command == "runs":
         return ["diff", "prune", "--json"] if position == 1 else list(PRUNE_FLAGS)
+    if command == "study":
+        from posbench.cli.studyfile import studies
+
+        return [*studies(), "plugins=", "--dir", "--yes", "--check"]
     if command == "completion" and position == 1:
         return list(SCRIPTS)
     if command == "tb-export":

@@ -52,6 +52,7 @@ def register() -> None:
     store = ConfigStore.instance()
     for name, root in (
         ("train_settings", config.TrainSettings),
+        ("estimate_settings", config.EstimateSettings),
         ("eval_settings", config.EvalSettings),
         ("inspect_settings", config.InspectSettings),
     ):

@@ -44,7 +44,9 @@ def command_help(app: App, extra: tuple[Path, ...] = ()) -> str:
         parts.append(_section("going on with a run", RESUME_KEYS.items()))
     parts.append(_section("encodings of your own", PLUGINS_HELP.items()))
     parts.append(
-        _section("folders and jobs", HYDRA_KEYS.items()) if app.command != "inspect" else ""
+        _section("folders and jobs", HYDRA_KEYS.items())
+        if app.command not in ("inspect", "estimate")
+        else ""
     )
     parts.append(_section("flags", FLAG_HELP.items()))
     parts.append("\n".join(["examples", *(f"  {example}" for example in app.examples)]))

@@ -17,7 +17,7 @@ from posbench.errors import UserError
 HELP = """posbench list WHAT [--json] [plugins=FILE]: what there is to choose from.
 
   WHAT           one of encodings, extensions, protocols, models, data, tokenizers,
-                 experiments
+                 experiments, studies
   --json         a JSON array of objects, for programs
   plugins=FILE   encodings of your own too: mine.py, or [a.py,b.py]"""
 
@@ -63,6 +63,23 @@ def _group(group: str) -> Callable[[], list[Row]]:
     return rows
 
 
+def _studies() -> list[Row]:
+    from posbench.cli import studyfile
+
+    loaded = [studyfile.load(path) for path in studyfile.studies().values()]
+    return [
+        {
+            "id": study.name,
+            "runs": study.runs,
+            "seeds": len(study.train[0].values.get("seed", [0])),
+            "encodings": ", ".join(study.encodings),
+            "extensions": ", ".join(study.extensions),
+            "summary": study.title,
+        }
+        for study in loaded
+    ]
+
+
 # What can be listed, and the columns a terminal has room for.
 LISTS: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "encodings": (
@@ -75,6 +92,7 @@ LISTS: dict[str, tuple[Callable[[], list[Row]], tuple[str, ...]]] = {
     "data": (_group("data"), ("id", "summary")),
     "tokenizers": (_group("tokenizer"), ("id", "summary")),
     "experiments": (_group("experiment"), ("id", "summary")),
+    "studies": (_studies, ("id", "runs", "seeds", "summary")),
 }
 
 

@@ -75,6 +75,18 @@ APPS = {
             ),
         ),
         App(
+            "estimate",
+            "say what a training run, or a sweep of them, would cost",
+            config.EstimateSettings,
+            ("encoding", "model", "data", "tokenizer", "experiment"),
+            (
+                "posbench estimate encoding=alibi model=small context=512",
+                "posbench estimate -m encoding=rope,t5,fire seed=0,1,2",
+                "posbench estimate experiment=quickstart",
+                "posbench estimate model=medium context=2048 calibrate=false format=json",
+            ),
+        ),
+        App(
             "inspect",
             "show the numbers an encoding works with",
             config.InspectSettings,

@@ -229,6 +229,17 @@ class TrainSettings(Policies):
     overwrite: bool = setting(False, "start anew in a folder that already holds this run")
 
 
+@dataclass
+class EstimateSettings(TrainSettings):
+    """All settings of `posbench estimate`: those of a training run, and what to say of it."""
+
+    ratios: list[float] = setting(
+        [1.0, 2.0, 4.0], "lengths of the evaluation, in multiples of the training context"
+    )
+    calibrate: bool = setting(True, "time a few steps and passes here; false tells no times")
+    format: Format = setting(Format.table, "table for people, json for programs")
+
+
 # ---------------------------------------------------------------- evaluation
 
 
@@ -352,4 +363,4 @@ GROUPS: dict[str, dict[str, Any]] = {
     "tokenizer": TOKENIZERS,
 }
 
-Settings = TrainSettings | EvalSettings | InspectSettings
+Settings = TrainSettings | EstimateSettings | EvalSettings | InspectSettings

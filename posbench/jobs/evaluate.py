@@ -112,6 +112,14 @@ def earlier(folder: Path, settings: EvalSettings) -> Evaluation | None:
     return None if skipped else found
 
 
+def is_evaluated(settings: EvalSettings, folder: Path) -> bool:
+    """Whether `folder` holds this very evaluation, finished."""
+    try:
+        return folder.is_dir() and earlier(folder, settings) is not None
+    except UserError:
+        return False
+
+
 def asked(settings: EvalSettings) -> dict[str, Any]:
     """All that decides the numbers of an evaluation, flat: key -> value."""
     found: dict[str, Any] = {f"eval.{key}": value for key, value in to_dict(settings.eval).items()}
@@ -142,9 +150,10 @@ def _checkpoint(folder: Path, plugins_changed: bool) -> str:
     return f"{folder.resolve()} ({str(sha256 or 'unfinished')[:12]}{beside})"
 
 
-def merge_evaluations(folders: list[Path], folder: Path) -> None:
+def merge_evaluations(folders: list[Path], folder: Path, home: Path | None = None) -> None:
     """One table and report in `folder` over the evaluations in `folders`, printed.
 
+    What it says of runs below `home` names them from there, so that it may be moved with them.
     Raises UserError, and writes nothing, if their rows cannot stand in one table.
     """
     parts = [Part(each, read_results(each)) for each in folders]
@@ -155,6 +164,10 @@ def merge_evaluations(folders: list[Path], folder: Path) -> None:
             f"{differences[0]}."
         )
     merged = merge(parts)
+    if home is not None:
+        for made in merged.provenance["evaluations"]:
+            below = f"{home.resolve()}/"
+            made["asked"]["runs"] = [run.removeprefix(below) for run in made["asked"]["runs"]]
     _write(merged, folder)
     _show(merged)
     announce(folder)

@@ -306,7 +306,7 @@ class Runner:
         from posbench.cli import COMMANDS
 
         evaluation = self.folder / "evaluation"
-        if self.study.baseline is None or "compare" not in COMMANDS:
+        if self.study.baseline is None:
             return
         state = f"{self.study.baseline} {sha256_file(evaluation / 'results.json')}"
         if self.record.get("compared") == state and any(self.folder.glob("compare.*")):

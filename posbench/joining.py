@@ -87,6 +87,17 @@ def find_evaluations(paths: Sequence[str | Path]) -> tuple[list[Part], list[str]
     return [*evaluations, *found], missing
 
 
+def newest_evaluation() -> Part:
+    """The newest evaluation below outputs(); raises UserError if there is none."""
+    parts = list(_readable(where.parent for where in outputs().rglob(RESULTS)))
+    if not parts:
+        raise UserError(
+            f"no evaluation found below {outputs().resolve()}, so there is nothing to report. Make "
+            "one first: posbench eval-extrapolate. Or name its folder: posbench report DIR"
+        )
+    return max(parts, key=_age)
+
+
 def _of_runs(runs: list[Path], places: list[Path]) -> tuple[list[Part], list[str]]:
     """The newest evaluations of `runs` below `places`, and what is said of those without one."""
     digests = {run: _checkpoint(run) for run in runs}

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from posbench.files import write_json, write_text
+from posbench.files import write_bytes, write_json, write_text
 from posbench.schema import record
 
 SCHEMA_VERSION = 1
@@ -164,7 +164,7 @@ def _evaluations(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def write_results(evaluation: Evaluation, folder: Path) -> None:
-    """Write results.csv, position.csv, per_doc.csv, attention.csv and results.json."""
+    """Write results.csv, .json and .parquet, position.csv, per_doc.csv and attention.csv."""
     rows = [dataclasses.asdict(row) for row in evaluation.rows]
     write_text(folder / "results.csv", _csv(COLUMNS, [[row[c] for c in COLUMNS] for row in rows]))
     heads = ("run_id", "encoding", "extension", "variant", "seed", "train_length", "eval_length")
@@ -191,6 +191,30 @@ def write_results(evaluation: Evaluation, folder: Path) -> None:
             "attention": strict([dataclasses.asdict(each) for each in evaluation.attention]),
         },
     )
+    write_bytes(folder / "results.parquet", _parquet(evaluation.rows))
+
+
+def _parquet(rows: list[Row]) -> bytes:
+    """The rows of results.csv, each column with its type whatever it holds."""
+    import pyarrow
+    from pyarrow import parquet
+
+    kinds = {"int": pyarrow.int64(), "float": pyarrow.float64()}
+    schema = pyarrow.schema(
+        [
+            # Annotations are text here, such as `float | None`.
+            (item.name, kinds.get(str(item.type).split(" | ")[0], pyarrow.string()))
+            for item in dataclasses.fields(Row)
+        ]
+    )
+    columns = {
+        name: [getattr(row, name) for row in rows] if name != "status"
+        else [row.status.value for row in rows]
+        for name in COLUMNS
+    }  # fmt: skip
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns, schema=schema), file)
+    return file.getvalue()
 
 
 def read_results(folder: Path) -> Evaluation:

@@ -30,11 +30,15 @@ SELFTEST_HELP = """posbench selftest: check the evaluator here on models whose l
 Each line names a model, a protocol, the number expected and the number measured on this machine
 and device. Exit code 0 if all agree, 1 if any does not."""
 
-REPORT_HELP = """posbench report PATH...: write report.md, report.html and curves.png again.
+REPORT_HELP = """posbench report [PATH...]: write the report of an evaluation again.
 
-  PATH              folder of an evaluation, one that holds results.json
+  PATH              folder of an evaluation (one that holds results.json), or of a run or a sweep,
+                    which stands for its newest evaluation; without any, the newest of all
   --allow-mismatch  although rows of one column were scored on different tokens; the report
                     then says so
+
+Writes report.md, report.html (one file, for print and phone too), table.tex, results.csv, .json
+and .parquet, and each figure as PNG and SVG, into the folder of the evaluation.
 
   posbench report outputs/eval-extrapolate/20261130-070000-9c41"""
 
@@ -114,8 +118,6 @@ def report(words: list[str]) -> None:
         print(REPORT_HELP)
         return
     places, _ = split("report", [word for word in words if word != ALLOW_MISMATCH], {})
-    if not places:
-        raise UserError("posbench report takes the folder of an evaluation: posbench report PATH.")
     from posbench.report import run_report
 
     run_report([Path(place) for place in places], ALLOW_MISMATCH in words)

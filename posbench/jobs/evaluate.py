@@ -23,9 +23,11 @@ from posbench.version import __version__
 
 # What an evaluation writes, in this order; a folder with anything else is somebody's own.
 FILES = (
-    "results.csv", "position.csv", "per_doc.csv", "attention.csv", "results.json", "report.md",
-    "report.html", "curves.png", "tb",
+    "results.csv", "position.csv", "per_doc.csv", "attention.csv", "results.json",
+    "results.parquet", "report.md", "report.html", "table.tex", "curves.png", "curves.svg",
+    "position.png", "position.svg", "gain.png", "gain.svg", "tb",
 )  # fmt: skip
+SOMETIMES = ("attention.png", "attention.svg")  # where attention was looked at
 
 
 def evaluate(
@@ -83,7 +85,7 @@ def earlier(folder: Path, settings: EvalSettings) -> Evaluation | None:
     One that had to skip a run is not finished: the run may have been repaired.
     """
     names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
-    foreign = sorted(names - {*FILES, *JOB_FILES})
+    foreign = sorted(names - {*FILES, *SOMETIMES, *JOB_FILES})
     if foreign:
         raise UserError(
             f"{folder} is not empty and holds more than a posbench evaluation (it has "
@@ -213,6 +215,7 @@ def _tuned(settings: EvalSettings) -> tuple[EvalSettings, dict[str, Any]]:
 
 def _measure(settings: EvalSettings, command: list[str]) -> tuple[Evaluation, list[str]]:
     """All rows, and one sentence for each run without a usable checkpoint."""
+    from posbench.jobs.absent import absent
     from posbench.jobs.measuring import Measurement, find_candidates
     from posbench.runtime import resolve
 
@@ -220,6 +223,7 @@ def _measure(settings: EvalSettings, command: list[str]) -> tuple[Evaluation, li
     wanted = asked(settings)  # the points, of which only those that are chosen are measured
     settings, tuned = _tuned(settings)
     runtime = resolve(settings.device, settings.dtype, threads=settings.threads, training=False)
+    done: dict[str, Any] = {"command": command, "created": now(), "asked": wanted}
     if settings.models is not None:
         from posbench.foreign import transformers_version
         from posbench.jobs.foreign import measure_foreign
@@ -231,11 +235,13 @@ def _measure(settings: EvalSettings, command: list[str]) -> tuple[Evaluation, li
         evaluation = Measurement(settings, runtime).evaluate(candidates)
         damaged = [each.damaged for each in candidates if each.damaged]
         libraries = {}
+        if not_there := absent(candidates):
+            done["missing"] = not_there
     evaluation.provenance = {
         "posbench": __version__,
         **runtime.record(),
         **libraries,
-        "evaluations": [{"command": command, "created": now(), "asked": wanted}],
+        "evaluations": [done],
         **tuned,
     }
     return evaluation, damaged

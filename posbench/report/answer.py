@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 
 from posbench.joining import MISMATCH
+from posbench.report.extended import not_applicable
 from posbench.report.lines import Cell, Line, Table, number, subjects_of
+from posbench.report.missing import missing_runs
 from posbench.results import Evaluation, Status
 
 TOLERANCE = 0.05
+MOST_NAMED = 8  # lines in one group of the first sentence
 RULE = (
     "The two sentences at the top follow a rule: a line held if its perplexity at the longest "
     "length is within 5 % of its own at 1x, and rose or fell if it is further away; the lowest "
@@ -38,28 +41,41 @@ def _has_number(cell: Cell) -> bool:
 
 def _trend(table: Table, ratio: float) -> str:
     """Who held, fell and rose at `ratio`, and who has no number there."""
-    groups: dict[str, list[str]] = {"held": [], "fell": [], "rose": [], "broke": [], "": []}
+    groups: dict[str, list[tuple[float, str]]] = {
+        "held": [], "fell": [], "rose": [], "broke": [], "": []
+    }  # fmt: skip
     for line in table.lines:
         cell = line.cell(ratio)
         if cell.text.startswith(("inf", "nan")):
-            groups["broke"].append(line.label)
+            groups["broke"].append((0.0, line.label))
         elif cell.ratio is None:
-            groups[""].append(f"{line.label} [{cell.text}]")
+            groups[""].append((0.0, f"{line.label} [{cell.text}]"))
         else:
-            groups[_verdict(cell.ratio)].append(f"{line.label} ({cell.ratio_text})")
+            text = f"{line.label} ({cell.ratio_text})"
+            groups[_verdict(cell.ratio)].append((cell.ratio, text))
     meanings = {
         "held": "held within 5 % of its value at 1x for",
         "fell": "fell for",
         "rose": "rose for",
         "broke": "was not finite for",
     }
-    said = [f"{meanings[key]} {_and(groups[key])}" for key in meanings if groups[key]]
+    said = [f"{meanings[key]} {_named(groups[key])}" for key in meanings if groups[key]]
     sentence = f"At {ratio:g}x the training length perplexity ({table.protocol}) {_and(said)}"
     if not said:
         sentence = f"At {ratio:g}x the training length no line can be set against its own 1x"
     if groups[""]:
-        sentence += f"; not comparable there: {_and(groups[''])}"
+        sentence += f"; not comparable there: {_named(groups[''])}"
     return sentence + "."
+
+
+def _named(lines: list[tuple[float, str]]) -> str:
+    """All of them if they are few; otherwise how many, and the least and the greatest."""
+    if len(lines) <= MOST_NAMED:
+        return _and([text for _, text in lines])
+    least, greatest = min(lines), max(lines)
+    if least[0] == greatest[0]:
+        return f"{len(lines)} lines, {lines[0][1]} among them"
+    return f"{len(lines)} lines, from {least[1]} to {greatest[1]}"
 
 
 def _verdict(ratio: float) -> str:
@@ -98,7 +114,8 @@ def _first(lines: list[Line], ratio: float) -> str:
     """The first of ascending lines, its perplexity, and those it is not separated from."""
     best = lines[0].cell(ratio)
     ties = [line.label for line in lines[1:] if _overlap(best, line.cell(ratio))]
-    tie = f", not separated from {_and(ties)}" if ties else ""
+    others = _and(ties) if len(ties) <= MOST_NAMED else f"{len(ties)} others"
+    tie = f", not separated from {others}" if ties else ""
     return f"{lines[0].label} ({number(_mean(best))}{tie})"
 
 
@@ -158,9 +175,15 @@ def _not_ok(shown: list[Table], evaluation: Evaluation) -> list[str]:
     found: dict[tuple[str, str], list[tuple[str, int, str]]] = {}
     labels = {line.subject: line.label for table in shown for line in table.lines}
     subjects = subjects_of(evaluation)
+    said_elsewhere = {each["run_id"] for each in missing_runs(evaluation)}
+    foreign = not_applicable(shown[0]) if shown else set()
     for row in evaluation.rows:
+        subject = subjects[row.run_id, row.extension, row.variant]
+        told = row.status is Status.skipped and row.run_id in said_elsewhere
+        if told or subject in foreign:
+            continue
         if row.metric == "ppl" and row.status is not Status.ok:
-            label = labels[subjects[row.run_id, row.extension, row.variant]]
+            label = labels[subject]
             status = row.status.replace("_", " ")
             found.setdefault((label, status), []).append(
                 (row.protocol, row.eval_length, row.reason)

@@ -1,19 +1,26 @@
-"""What a report says, as plain values that the Markdown and the HTML template both print."""
+"""What a report says and in which order, as plain values that Markdown and HTML both print."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from posbench.catalog import PROTOCOL_CARDS
+from posbench.references import own_bibtex, references_of
 from posbench.report import probes
 from posbench.report.answer import RULE, answer, caveats
+from posbench.report.diagnostics import diagnostic_grids, heads_of
+from posbench.report.extended import extension_grids, headline_of
 from posbench.report.gains import gains
-from posbench.report.grid import Grid
+from posbench.report.grid import Code, Drawing, Grid, Pairs, Part, Section, Text
 from posbench.report.lines import HEADLINE, Table, tables
+from posbench.report.missing import missing
 from posbench.report.presets import comparisons, several_presets
+from posbench.report.protocol import protocol_points
 from posbench.report.tables import marked, notes, unigram_sentence
 from posbench.report.tuned import TUNE, learning_rates
+from posbench.report.verdicts import claims
 from posbench.results import Evaluation
 
 MISSING = "not recorded"
@@ -31,64 +38,151 @@ HOW_TO_READ = (
     "Look first at controlled. nonoverlap is there to compare with published tables; where the "
     "two disagree about longer text, controlled is the one that holds the targets fixed.",
     "Loss against position leaves out the highest losses, those of the first few tokens, which "
-    "have nothing to look back to. A triangle at the upper edge of a curve is a perplexity above "
-    "1e4 or not finite.",
+    "have nothing to look back to. A triangle at the edge of a figure is a value beyond it: a "
+    "perplexity above 1e4 or not finite, or a gain below -0.5 nats.",
     RULE,
 )
 
 
 @dataclass
 class Content:
-    """Everything a report shows but its pictures."""
+    """Everything a report shows but the lines of its figures."""
 
     title: str
     answer: list[str]
+    missing: list[str]  # runs that should be there
     caveats: list[str]
-    unigram: str
-    headline: Grid | None
-    gains: Grid | None
-    others: list[Grid]
-    cost: Grid
-    adaptations: Grid
-    scored: Grid
-    how_to_read: tuple[str, ...]
-    provenance: list[tuple[str, str]]
+    sections: list[Section]
 
 
 def content_of(evaluation: Evaluation) -> Content:
     """The words of the report on `evaluation`."""
     shown = tables(evaluation)
-    first = shown[0] if shown else None
-    alone = [table for table in shown[1:] if not several_presets(shown, table)]
+    first = headline_of(shown[0]) if shown else None
+    told = {first.protocol: first} if first else {}
+    shown_without_noise = [told.get(table.protocol, headline_of(table)) for table in shown]
+    sections = [
+        Section("Where the numbers come from", [Pairs(_short_provenance(evaluation))]),
+        *_measured(evaluation, first),
+        *_grids(gains(evaluation), under=_gain_figure(evaluation)),
+        *_grids(claims(evaluation, shown[0] if shown else None)),
+        *_grids(_cost(evaluation)),
+        *_grids(_adaptations(evaluation)),
+        *_together("Extensions on one checkpoint", extension_grids(shown[0] if shown else None)),
+        *_together("Other protocols", _others(shown_without_noise)),
+        *_together("How the runs were chosen", learning_rates(evaluation)),
+        *_together("Tasks and probes", probes.probe_grids(evaluation)),
+        *_diagnostics(evaluation),
+        Section(
+            "How to read this", [Text([*(HOW_TO_READ if shown else probes.HOW_TO_READ)], True)]
+        ),
+        Section(
+            "The protocol", [Text(protocol_points(evaluation), True), _scored(evaluation, shown)]
+        ),
+        Section("BibTeX", [Code(_bibtex(evaluation))]),
+        Section("Everything recorded", [Pairs(_provenance(evaluation), "Show all")]),
+    ]
     return Content(
-        title=_title(shown) or probes.probe_title(evaluation) or NOTHING,
+        title=_title(first) or probes.probe_title(evaluation) or NOTHING,
         answer=(probes.probe_answer(evaluation) if not shown else []) or answer(first),
+        missing=missing(evaluation),
         caveats=caveats(evaluation, shown),
-        unigram=unigram_sentence(evaluation),
-        headline=_perplexities(first) if first else None,
-        gains=gains(evaluation),
-        others=[
-            *map(_perplexities, alone),
-            *comparisons(shown),
-            *probes.probe_grids(evaluation),
-            *learning_rates(evaluation),
-        ],
-        cost=_cost(evaluation),
-        adaptations=_adaptations(evaluation),
-        scored=_scored(evaluation, shown),
-        how_to_read=HOW_TO_READ if shown else probes.HOW_TO_READ,
-        provenance=_provenance(evaluation),
+        sections=sections,
     )
 
 
-def _title(shown: list[Table]) -> str:
-    if not shown:
+# ---------------------------------------------------------------- sections
+
+
+def _grids(grid: Grid | None, under: Sequence[Part] = ()) -> list[Section]:
+    """A section of one table and what belongs to it; none if the table has no rows."""
+    return [Section(grid.title, [grid, *under])] if grid and grid.rows else []
+
+
+def _points(lines: Sequence[str]) -> Text:
+    return Text([*lines], points=True)
+
+
+def _together(title: str, grids: Sequence[Grid]) -> list[Section]:
+    return [Section(title, [*grids])] if grids else []
+
+
+def _measured(evaluation: Evaluation, first: Table | None) -> list[Section]:
+    """The headline, and the two figures that belong to it."""
+    if first is None:
+        return []
+    grid = _perplexities(first)
+    unigram = unigram_sentence(evaluation)
+    several = any(len(line.seeds) > 1 for line in first.lines)
+    spread = _spread_words(several)
+    return [
+        Section(grid.title, [grid, *([Text([unigram])] if unigram else [])]),
+        Section(
+            "Perplexity against length",
+            [
+                Drawing(
+                    "curves",
+                    "Perplexity against length, one line for each encoding, 1x marked",
+                    f"{first.protocol}, both axes logarithmic, 1x dashed. {spread}",
+                )
+            ],
+        ),
+        Section(
+            "Loss against position",
+            [
+                Drawing(
+                    "position",
+                    "Loss against position in the longest window, with 1x, 2x and 4x marked",
+                    "Mean loss by position in one window of the longest length; multiples of the "
+                    "training length dashed." + (f" {_BAND}" if several else ""),
+                )
+            ],
+        ),
+    ]
+
+
+_BAND = "A line is the mean over seeds, its band goes from the least to the greatest."
+
+
+def _spread_words(several: bool) -> str:
+    return _BAND if several else "Bars are 95 % intervals over documents, of one trained model."
+
+
+def _gain_figure(evaluation: Evaluation) -> list[Part]:
+    several = len({row.seed for row in evaluation.rows if row.metric == "gain"}) > 1
+    caption = "Above zero, longer context lowered the loss of the same targets. "
+    alternative = "Gain over 1x against length, one line for each encoding"
+    return [Drawing("gain", alternative, caption + _spread_words(several))]
+
+
+def _others(shown: list[Table]) -> list[Grid]:
+    alone = [table for table in shown[1:] if not several_presets(shown, table)]
+    return [*map(_perplexities, alone), *comparisons(shown)]
+
+
+def _diagnostics(evaluation: Evaluation) -> list[Section]:
+    parts: list[Part] = [*diagnostic_grids(evaluation)]
+    if heads_of(evaluation):
+        parts.append(
+            Drawing(
+                "attention",
+                "Weight of each head at distances of a training length or more",
+                "Share of the attention that each head gives to tokens a training length or more "
+                "away, at the longest length measured, seeds averaged. Dark: none; light: all.",
+            )
+        )
+    return [Section("Diagnostics", parts)] if parts else []
+
+
+def _title(first: Table | None) -> str:
+    if first is None:
         return ""
-    encodings = list(dict.fromkeys(line.subject.encoding for line in shown[0].lines))
-    lengths = {line.subject.train_length for line in shown[0].lines}
-    ratios = ", ".join(f"{ratio:g}x" for ratio in shown[0].ratios)
+    encodings = list(dict.fromkeys(line.subject.encoding for line in first.lines))
+    named = encodings if len(encodings) <= 8 else [f"{len(encodings)} encodings"]
+    lengths = {line.subject.train_length for line in first.lines}
+    ratios = ", ".join(f"{ratio:g}x" for ratio in first.ratios)
     unit = f"{lengths.pop()} tokens" if len(lengths) == 1 else "their training lengths"
-    return f"Length extrapolation of {', '.join(encodings)} at {ratios} of {unit}"
+    return f"Length extrapolation of {', '.join(named)} at {ratios} of {unit}"
 
 
 def _perplexities(table: Table) -> Grid:
@@ -140,8 +234,7 @@ def _cost(evaluation: Evaluation) -> Grid:
         for run in evaluation.runs
     ]
     header = ["encoding", "model", "seed", *_COSTS.values(), "run"]
-    about = "" if rows else "No training run was recorded."
-    return Grid("What training cost", header if rows else [], rows, about)
+    return Grid("What training cost", header, rows)
 
 
 def _adaptations(evaluation: Evaluation) -> Grid:
@@ -215,26 +308,108 @@ def _scored(evaluation: Evaluation, shown: list[Table]) -> Grid:
     )
 
 
+def _bibtex(evaluation: Evaluation) -> str:
+    ids = {row.protocol for row in evaluation.rows}
+    # A name such as rope+window64 begins with the encoding.
+    ids |= {name for row in evaluation.rows for name in (row.encoding, row.encoding.split("+")[0])}
+    ids |= {row.extension for row in evaluation.rows} - {"none"}
+    return "\n\n".join([own_bibtex(), *(each.bibtex() for each in references_of(ids))])
+
+
+# ---------------------------------------------------------------- provenance
+
+_RUNTIME = ("posbench", "torch", "device", "gpu", "dtype")
+_FINGERPRINTS = (
+    ("corpus_fingerprint", "corpus fingerprint"),
+    ("tokenizer_sha256", "tokenizer SHA-256"),
+    ("targets_sha256", "targets SHA-256"),
+)
+
+
+def _short_provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """What was measured, on what and with what, in some ten lines."""
+    record = evaluation.provenance
+    runs = evaluation.runs
+    done = [each for each in record.get("evaluations", []) if isinstance(each, dict)]
+    pairs = [
+        ("runs", _runs_in_words(evaluation)),
+        ("corpus", _distinct(run.get("corpus") for run in runs)),
+        ("tokenizer", _distinct(run.get("tokenizer") for run in runs)),
+        ("protocol", _distinct(_protocol_id(run) for run in runs)),
+        *((title, _shortened(values)) for title, values in _fingerprints(evaluation)),
+        ("with", ", ".join(f"{key} {record[key]}" for key in _RUNTIME if record.get(key))),
+        ("evaluated", _distinct(str(each.get("created", ""))[:16] for each in done)),
+        ("command", " ; ".join(dict.fromkeys(_command(each) for each in done))),
+    ]
+    return [(name, value or MISSING) for name, value in pairs]
+
+
+def _runs_in_words(evaluation: Evaluation) -> str:
+    runs = evaluation.runs
+    if not runs:
+        return ""
+    counts = {
+        "encoding": len({run.get("encoding") for run in runs}),
+        "seed": len({run.get("seed") for run in runs}),
+    }
+    told = ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items())
+    models = _distinct(run.get("model") for run in runs)
+    lengths = _distinct(run.get("train_length") for run in runs)
+    tokens = _distinct(quantity(run["tokens"]) for run in runs if run.get("tokens"))
+    trained = f" on {tokens} tokens" if tokens else ""
+    return f"{len(runs)} ({told}); model {models}, trained at length {lengths}{trained}"
+
+
+def _protocol_id(run: dict[str, Any]) -> Any:
+    protocol = run.get("protocol")
+    return protocol.get("protocol") if isinstance(protocol, dict) else protocol
+
+
+def _command(record: dict[str, Any]) -> str:
+    """As it was typed, but for what a sweep adds to each of its jobs."""
+    command = record.get("command", "")
+    if not isinstance(command, list):
+        return str(command)
+    added = ("hydra.mode=", "hydra.sweeper.")
+    return " ".join(str(word) for word in command if not str(word).startswith(added))
+
+
+def _distinct(values: Any) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+
+
+def _shortened(values: list[str]) -> str:
+    return ", ".join(value[:16] for value in values)
+
+
+def _fingerprints(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
+    """(title, distinct values); targets are those of the headline."""
+    return [
+        (
+            title,
+            sorted(
+                {
+                    getattr(row, name)
+                    for row in evaluation.rows
+                    if name != "targets_sha256" or row.protocol == HEADLINE
+                }
+                - {""}
+            ),
+        )
+        for name, title in _FINGERPRINTS
+    ]
+
+
 def _provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Everything recorded about how the numbers came about, flat, one line each."""
     shown = {key: value for key, value in evaluation.provenance.items() if key != TUNE}
     pairs = list(_flat("", shown))
-    for name, title in (
-        ("corpus_fingerprint", "corpus fingerprint"),
-        ("tokenizer_sha256", "tokenizer SHA-256"),
-        ("targets_sha256", "targets SHA-256"),
-    ):
-        rows = [row for row in evaluation.rows if name != "targets_sha256" or _is_headline(row)]
-        values = sorted({getattr(row, name) for row in rows} - {""})
+    for title, values in _fingerprints(evaluation):
         pairs.append((title, ", ".join(values) or MISSING))
     for run in evaluation.runs:
         for key in ("folder", "checkpoint_sha256", "corpus", "tokenizer", "protocol"):
             pairs += _flat(f"run {run['run_id']}: {key}", run.get(key, MISSING))
     return pairs
-
-
-def _is_headline(row: Any) -> bool:
-    return bool(row.protocol == HEADLINE)
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, str]]:

@@ -1,266 +1,404 @@
-"""What the two pictures draw: perplexity against length, and loss against position."""
+"""The figures of a report, drawn: lines with their names at their ends, and where heads look."""
 
 from __future__ import annotations
 
 import math
-import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from posbench.report.lines import LIMIT, Cell, Line, Table
-from posbench.report.position import Trace
+from posbench.report.curves import Curve, Figure
+from posbench.report.diagnostics import Heads
+from posbench.report.lines import LIMIT
+from posbench.report.style import color_of, dash_of, marker_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
-# An encoding keeps its colour in every figure, whatever else is shown. These five were chosen for
-# contrast on white and on near-black, and to differ under every common colour blindness; so many
-# that all encodings differ do not exist, so every line carries its name as well.
-_FIXED = {
-    "none": "#8e9393",
-    "sinusoidal": "#c88804",
-    "learned": "#8c519a",
-    "rope": "#368bfa",
-    "alibi": "#b83c33",
-}
-_OTHERS = ("#1f9a76", "#7d57c2", "#8a6d3b", "#2aa0b8", "#a03050", "#6b8e23")
-_DASHES: dict[str, str | tuple[int, tuple[float, ...]]] = {
-    "none": "-",
-    "pi": (0, (1.2, 1.6)),
-    "ntk": (0, (6, 2, 1.2, 2)),
-    "yarn": (0, (5, 2)),
-}
-_OTHER_DASHES = ((0, (8, 2)), (0, (3, 1.5)), (0, (8, 2, 1.2, 2, 1.2, 2)), (0, (1.2, 3)))
+MOST_LINES = 10  # in one panel; more are drawn in a panel for each family
+DEEPEST = 0.5  # nats of loss over 1x; a gain below does not stretch the axis
+WIDTH, HEIGHT = 8.0, 4.6  # inches, of a figure of one panel
+_PANEL = 3.3  # height of one of several
+_FONT, _LABEL = 9.5, 12.0  # of a name in points, and the least distance of two
+_LEFT, _BELOW = 0.85, 0.78  # inches beside the axes for their own numbers and names
 
 
-def color_of(encoding: str) -> str:
-    """The colour of an encoding, the same in every figure."""
-    return _FIXED.get(encoding) or _OTHERS[zlib.crc32(encoding.encode()) % len(_OTHERS)]
+@dataclass
+class _Panel:
+    """One pair of axes: the lines in colour, and all others behind them in grey."""
 
-
-def dash_of(extension: str) -> str | tuple[int, tuple[float, ...]]:
-    """The line style of an extension, the same in every figure."""
-    other = _OTHER_DASHES[zlib.crc32(extension.encode()) % len(_OTHER_DASHES)]
-    return _DASHES.get(extension or "none", other)
+    axes: Axes
+    curves: list[Curve]
+    behind: list[Curve]
 
 
 # ---------------------------------------------------------------- perplexity against length
 
 
-def draw_curves(axes: Axes, table: Table | None) -> None:
+def draw_curves(canvas: Canvas, figure: Figure | None) -> None:
     """Perplexity against length, log-log; a value above 1e4 is a triangle at the upper edge."""
-    axes.set_title(
-        "Perplexity against length" + (f" ({table.protocol})" if table else ""), loc="left"
-    )
-    lines = [line for line in table.lines if _points(line, False)] if table else []
-    if table is None or not lines:
-        _nothing(axes, "no line has a perplexity to draw")
+    if figure is None:
+        _nothing(canvas, "no line has a perplexity to draw")
         return
-    by_ratio = len({line.subject.train_length for line in lines}) > 1
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    top = _vertical_range(axes, lines)
-    labels = []
-    for index, line in enumerate(lines):
-        _draw_line(axes, line, by_ratio, top)
-        # Side by side, within 3 % of the length: bars on one spot would hide each other.
-        share = 2 * index / (len(lines) - 1) - 1 if len(lines) > 1 else 0
-        _draw_bars(axes, line, by_ratio, top, aside=1.03**share)
-        x, y = _points(line, by_ratio)[-1]
-        words = [c.text for r in table.ratios if not _drawn(c := line.cell(r))]
-        text = f"{line.label}: {words[-1]}" if words else line.label
-        labels.append((x, min(y, top), text, color_of(line.subject.encoding)))
-    _lengths_axis(axes, table, by_ratio)
-    axes.set_ylabel("perplexity (log scale)")
-    _label_ends(axes, labels)
+    low, top = _perplexity_range(figure.curves)
+    for panel in _panels(canvas, figure):
+        axes = panel.axes
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_ylim(low, top)
+        ticks = _log_ticks(low, top)
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        _draw(panel, lambda y: y > LIMIT, top, "^")
+        _lengths_axis(axes, figure)
+        axes.set_ylabel("perplexity (log)")
+        _label_ends(panel, lambda y: min(y, top))
 
 
-def _drawn(cell: Cell) -> bool:
-    """Whether the cell has a height of its own in the picture."""
-    return cell.mean is not None and cell.mean <= LIMIT
-
-
-def _points(line: Line, by_ratio: bool) -> list[tuple[float, float]]:
-    return [
-        (ratio if by_ratio else cell.length, cell.mean)
-        for ratio, cell in sorted(line.cells.items())
-        if cell.mean is not None
+def _perplexity_range(curves: list[Curve]) -> tuple[float, float]:
+    """A perplexity above 1e4 does not stretch the axis: it would press all others flat."""
+    values = [
+        value
+        for curve in curves
+        for value in (*curve.y, *curve.low, *curve.high)
+        if value is not None and value <= LIMIT
     ]
-
-
-def _draw_line(axes: Axes, line: Line, by_ratio: bool, top: float) -> None:
-    color = color_of(line.subject.encoding)
-    points = _points(line, by_ratio)
-    x = [each for each, _ in points]
-    y = [min(value, top) for _, value in points]
-    axes.plot(x, y, color=color, ls=dash_of(line.subject.extension), lw=2, zorder=3)
-    inside = [(a, b) for a, b in points if b <= LIMIT]
-    axes.plot([a for a, _ in inside], [b for _, b in inside], "o", color=color, ms=5, zorder=4)
-    beyond = [a for a, b in points if b > LIMIT]
-    axes.plot(beyond, [top] * len(beyond), "^", color=color, ms=9, zorder=4, clip_on=False)
-
-
-def _draw_bars(axes: Axes, line: Line, by_ratio: bool, top: float, aside: float) -> None:
-    """The interval, or the range over seeds, at each length."""
-    color = color_of(line.subject.encoding)
-    for ratio, cell in line.cells.items():
-        if cell.low is None or cell.high is None or not _drawn(cell):
-            continue
-        at = (ratio if by_ratio else cell.length) * aside
-        ends = [max(cell.low, 1e-9), min(cell.high, top)]
-        axes.plot([at, at], ends, color=color, lw=2.5, alpha=0.45, solid_capstyle="butt")
-
-
-def _vertical_range(axes: Axes, lines: list[Line]) -> float:
-    """Set the limits and ticks of the perplexity axis; returns its upper edge.
-
-    A perplexity above 1e4 does not stretch the axis: it would press all others flat.
-    """
-    cells = [cell for line in lines for cell in line.cells.values() if cell.mean is not None]
-    values = [v for c in cells for v in (c.mean, c.low, c.high) if v is not None and v <= LIMIT]
     low, high = (max(min(values), 1e-3), max(values)) if values else (1.0, LIMIT)
     margin = max(high / low, 1.1) ** 0.08
-    low, top = float(low / margin), float(high * margin)
-    axes.set_ylim(low, top)
-    ticks = _log_ticks(low, top)
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.grid(axis="y", color=_grid(), alpha=0.18, lw=0.8)
-    return top
+    return float(low / margin), float(high * margin)
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers between `low` and `high`: evenly spaced if close together, else 1-2-5."""
+    """Round numbers between `low` and `high`, evenly spaced if these are close together."""
     from matplotlib.ticker import MaxNLocator
 
-    if high / low < 8:
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps: tuple[float, ...] = (1,)
+    if high / low < 1000:
+        steps = (1, 2, 5) if high / low > 15 else (1, 1.5, 2, 3, 4, 5, 7)
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    if high / low < 2.5:
         ticks = list(MaxNLocator(6).tick_values(low, high))
-    else:
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        steps = (1, 2, 5) if high / low < 1000 else (1,)
-        ticks = [step * 10.0**decade for decade in decades for step in steps]
     return [float(tick) for tick in ticks if low <= tick <= high * (1 + 1e-9)]
 
 
-def _lengths_axis(axes: Axes, table: Table, by_ratio: bool) -> None:
+def _lengths_axis(axes: Axes, figure: Figure) -> None:
     """One tick for each length that was measured; a dashed line at 1x."""
-    train = table.lines[0].subject.train_length
-    at = table.ratios if by_ratio else [table.lines[0].cell(ratio).length for ratio in table.ratios]
     names = [
-        f"{r:g}x" if by_ratio else f"{x:g}\n{r:g}x" for r, x in zip(table.ratios, at, strict=True)
+        f"{ratio:g}x" if figure.by_ratio else f"{x:g}\n{ratio:g}x"
+        for x, ratio in zip(figure.ticks, figure.ratios, strict=True)
     ]
-    axes.set_xticks(at, names)
-    axes.minorticks_off()
-    axes.set_xlim(min(at) / 1.12, max(at) * 1.12)
-    axes.axvline(1 if by_ratio else train, color=_grid(), ls=(0, (4, 3)), lw=1, alpha=0.7, zorder=1)
-    axes.set_xlabel("length / training length" if by_ratio else "length in tokens (log scale)")
+    axes.set_xticks(figure.ticks, names)
+    axes.set_xlim(min(figure.ticks) / 1.12, max(figure.ticks) * 1.12)
+    _mark(axes, figure.ticks[0] / figure.ratios[0])
+    axes.set_xlabel("length / training length" if figure.by_ratio else "length in tokens (log)")
+
+
+# ---------------------------------------------------------------- gain from longer context
+
+
+def draw_gain(canvas: Canvas, figure: Figure | None) -> None:
+    """Nats per token gained over 1x; a loss of more than half a nat is a triangle below."""
+    if figure is None:
+        _nothing(canvas, "nothing was measured beyond 1x")
+        return
+    values = [
+        value
+        for curve in figure.curves
+        for value in (*curve.y, *curve.low, *curve.high)
+        if value is not None and value >= -DEEPEST
+    ]
+    low, high = min([*values, 0.0]), max([*values, 0.0])
+    margin = 0.08 * max(high - low, 0.02)
+    if any(y < -DEEPEST for curve in figure.curves for y in curve.y):
+        low = min(low, -DEEPEST)
+    low, high = low - margin, high + margin
+    for panel in _panels(canvas, figure):
+        axes = panel.axes
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(low, high)
+        axes.axhline(0, color=_ink(), lw=0.8, alpha=0.6, zorder=1)
+        _draw(panel, lambda y: y < -DEEPEST, low, "v")
+        _lengths_axis(axes, figure)
+        axes.set_ylabel("gain over 1x, nats")
+        _label_ends(panel, lambda y: max(y, low), lambda y: f"{y:+.2f}" if y < -DEEPEST else "")
 
 
 # ---------------------------------------------------------------- loss against position
 
 
-def draw_position(axes: Axes, traces: list[Trace]) -> None:
+def draw_position(canvas: Canvas, figure: Figure | None) -> None:
     """Loss against position in the longest window, with 1x, 2x, 4x, ... marked."""
-    axes.set_title("Loss against position in the window", loc="left")
-    if not traces:
-        _nothing(axes, "no loss by position was measured")
+    if figure is None:
+        _nothing(canvas, "no loss by position was measured")
         return
-    by_ratio = len({trace.train_length for trace in traces}) > 1
-    train = 1 if by_ratio else traces[0].train_length
-    longest = max(trace.length / (trace.train_length if by_ratio else 1) for trace in traces)
-    labels = []
-    for trace in traces:
-        color = color_of(trace.encoding)
-        unit = trace.train_length if by_ratio else 1
-        x = [centre / unit for centre in trace.centres]
-        axes.plot(x, trace.nll, color=color, ls=dash_of(trace.extension), lw=1.8, zorder=3)
-        if trace.low != trace.high:
-            axes.fill_between(x, trace.low, trace.high, color=color, alpha=0.18, lw=0)
-        finite = [(a, b) for a, b in zip(x, trace.nll, strict=True) if math.isfinite(b)]
-        if finite:
-            short = f": to {trace.length}" if trace.length / unit < longest else ""
-            labels.append((*finite[-1], f"{trace.label}{short}", color))
-    _mark_multiples(axes, train, longest, by_ratio)
-    _loss_range(axes, traces)
-    axes.set_ylabel("loss in nats per token")
-    axes.grid(axis="y", color=_grid(), alpha=0.18, lw=0.8)
-    _label_ends(axes, labels)
+    low, high = _loss_range(figure)
+    longest = max(max(curve.x) for curve in figure.curves)
+    for panel in _panels(canvas, figure):
+        axes = panel.axes
+        axes.set_ylim(low, high)
+        for curve in panel.behind:
+            axes.plot(curve.x, curve.y, color=_ink(), alpha=0.15, lw=1, zorder=2)
+        for curve in panel.curves:
+            color = color_of(curve.encoding)
+            axes.plot(curve.x, curve.y, color=color, ls=dash_of(curve.extension), lw=1.8, zorder=3)
+            if curve.banded:
+                _band(axes, curve, curve.low, curve.high)
+        for x in figure.ticks:
+            _mark(axes, x)
+        axes.set_xlim(0, max(longest, *figure.ticks) * 1.01)
+        names = [
+            f"{ratio:g}x" if figure.by_ratio else f"{x:g}\n{ratio:g}x"
+            for x, ratio in zip(figure.ticks, figure.ratios, strict=True)
+        ]
+        axes.set_xticks([0, *figure.ticks], ["0", *names])
+        axes.set_xlabel(
+            "position / training length" if figure.by_ratio else "position in the window, tokens"
+        )
+        axes.set_ylabel("loss, nats per token")
+        _label_ends(panel, lambda y: min(max(y, low), high))
 
 
-def _mark_multiples(axes: Axes, train: float, longest: float, by_ratio: bool) -> None:
-    """A tick and a dashed line at each doubling of the training length."""
-    doublings = range(math.floor(math.log2(longest / train) + 1e-9) + 1)
-    factors = [2**each for each in doublings] or [1]
-    axes.set_xlim(0, max(longest, train) * 1.01)
-    for factor in factors:
-        axes.axvline(train * factor, color=_grid(), ls=(0, (4, 3)), lw=1, alpha=0.7, zorder=1)
-    names = [f"{f}x" if by_ratio else f"{train * f:g}\n{f}x" for f in factors]
-    axes.set_xticks([0, *(train * factor for factor in factors)], ["0", *names])
-    axes.set_xlabel("position / training length" if by_ratio else "position in tokens")
-
-
-def _loss_range(axes: Axes, traces: list[Trace]) -> None:
-    """Fit the losses after the first sixteenth of the training length.
+def _loss_range(figure: Figure) -> tuple[float, float]:
+    """The losses after the first sixteenth of the training length.
 
     The first tokens have next to no context; their loss is the same high number for every
     encoding, and an axis that holds it has no room for the differences further on.
     """
+    start = figure.ticks[0] / figure.ratios[0] / 16
     later = [
         value
-        for trace in traces
-        for centre, *values in zip(trace.centres, trace.low, trace.high, strict=True)
-        if centre >= trace.train_length / 16
+        for curve in figure.curves
+        for x, *values in zip(curve.x, curve.y, curve.low, curve.high, strict=True)
+        if x >= start
         for value in values
-        if math.isfinite(value)
+        if value is not None and math.isfinite(value)
     ]
     if not later:
-        return
+        return 0.0, 1.0
     margin = 0.06 * max(max(later) - min(later), 0.1)
-    axes.set_ylim(min(later) - margin, max(later) + margin)
+    return min(later) - margin, max(later) + margin
 
 
-# ---------------------------------------------------------------- both
+# ---------------------------------------------------------------- where heads look
 
 
-def _grid() -> str:
+def draw_heads(canvas: Canvas, pictures: list[Heads]) -> None:
+    """For each line a field of layers and heads: weight at distances of 1x or more."""
+    across = min(4, len(pictures))
+    down = math.ceil(len(pictures) / across)
+    canvas.set_size_inches(WIDTH, 0.6 + 1.9 * down)
+    fields = canvas.subplots(down, across, squeeze=False)
+    for axes in fields.flat[len(pictures) :]:
+        axes.remove()
+    for axes, picture in zip(fields.flat, pictures, strict=False):
+        _draw_heads(axes, picture)
+    canvas.subplots_adjust(
+        left=0.06, right=0.98, top=1 - 0.35 / (0.6 + 1.9 * down), bottom=0.15 / down + 0.05,
+        hspace=0.65, wspace=0.42,
+    )  # fmt: skip
+
+
+def _draw_heads(axes: Axes, picture: Heads) -> None:
+    layers, heads = len(picture.weights), len(picture.weights[0])
+    axes.pcolormesh(picture.weights, cmap="cividis", vmin=0, vmax=1, edgecolor="face", lw=0.2)
+    if layers * heads <= 48:
+        for layer, row in enumerate(picture.weights):
+            for head, weight in enumerate(row):
+                color = "white" if weight < 0.5 else "black"
+                place = (head + 0.5, layer + 0.5)
+                axes.annotate(
+                    f"{weight:.2f}", place, ha="center", va="center", fontsize=7, color=color
+                )
+    axes.set_title(_shortened(f"{picture.label}, {picture.eval_length} tokens"), fontsize=8.5)
+    axes.set_xticks([0.5, heads - 0.5], ["head 1", f"{heads}"] if heads > 1 else ["1", ""])
+    axes.set_yticks([0.5, layers - 0.5], ["layer 1", f"{layers}"] if layers > 1 else ["1", ""])
+    axes.tick_params(length=0, labelsize=7.5)
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+
+
+# ---------------------------------------------------------------- panels
+
+
+def _panels(canvas: Canvas, figure: Figure) -> list[_Panel]:
+    """One panel for all lines, or one for each family with the other lines in grey."""
+    curves = figure.curves
+    families = list(dict.fromkeys(curve.family for curve in curves))
+    longest = max(len(_name(curve)) for curve in curves) + 4
+    if len(curves) <= MOST_LINES or len(families) == 1:
+        height = max(HEIGHT, 1.2 + len(curves) * _LABEL / 72)
+        canvas.set_size_inches(WIDTH, height)
+        axes = canvas.subplots()
+        _margins(canvas, height, 1, 1, longest, 0.15)
+        _plain(axes)
+        return [_Panel(axes, curves, [])]
+    across = 2
+    down = math.ceil(len(families) / across)
+    crowd = max(sum(curve.family == family for curve in curves) for family in families)
+    height = down * max(_PANEL, 1.4 + crowd * _LABEL / 72)
+    canvas.set_size_inches(WIDTH * 1.35, height)
+    places = canvas.subplots(down, across, squeeze=False)
+    _margins(canvas, height, down, across, longest, 0.45)
+    for axes in places.flat[len(families) :]:
+        axes.remove()
+    panels = []
+    for axes, family in zip(places.flat, families, strict=False):
+        _plain(axes)
+        axes.set_title(family, loc="left")
+        own = [curve for curve in curves if curve.family == family]
+        panels.append(_Panel(axes, own, [curve for curve in curves if curve.family != family]))
+    return panels
+
+
+def _margins(
+    canvas: Canvas, height: float, down: int, across: int, longest: int, top: float
+) -> None:
+    """Room for axes at the left and below, and for names of `longest` letters at the right."""
+    width = canvas.get_size_inches()[0]
+    names = min(0.35 + 0.083 * longest, 0.5 * width / across)
+    canvas.subplots_adjust(
+        left=_LEFT / width,
+        right=1 - names / width,
+        bottom=_BELOW / height,
+        top=1 - top / height,
+        wspace=(names + _LEFT) / (width / across - names - _LEFT),
+        hspace=(_BELOW + top) / (height / down - _BELOW - top),
+    )
+
+
+def _plain(axes: Axes) -> None:
+    axes.minorticks_off()
+    axes.grid(axis="y", color=_ink(), alpha=0.18, lw=0.8)
+
+
+def _draw(panel: _Panel, beyond: Callable[[float], bool], edge: float, triangle: str) -> None:
+    """The lines of a panel; values that are `beyond` the axis are triangles at its `edge`."""
+    axes = panel.axes
+    axes.minorticks_off()
+    for curve in panel.behind:
+        y = [edge if beyond(value) else value for value in curve.y]
+        axes.plot(curve.x, y, color=_ink(), alpha=0.15, lw=1, zorder=2)
+    for index, curve in enumerate(panel.curves):
+        color = color_of(curve.encoding)
+        y = [edge if beyond(value) else value for value in curve.y]
+        axes.plot(curve.x, y, color=color, ls=dash_of(curve.extension), lw=2, zorder=3)
+        inside = [(a, b) for a, b in zip(curve.x, curve.y, strict=True) if not beyond(b)]
+        marker = marker_of(curve.encoding)
+        axes.plot([a for a, _ in inside], [b for _, b in inside], marker, color=color, ms=5.5,
+                  zorder=4)  # fmt: skip
+        out = [a for a, b in zip(curve.x, curve.y, strict=True) if beyond(b)]
+        axes.plot(out, [edge] * len(out), triangle, color=color, ms=9, zorder=5, clip_on=False)
+        low = [None if v is None else edge if beyond(v) else v for v in curve.low]
+        high = [None if v is None else edge if beyond(v) else v for v in curve.high]
+        if curve.banded:
+            _band(axes, curve, low, high)
+        else:
+            # Side by side, within 3 % of the length: bars on one spot would hide each other.
+            count = len(panel.curves)
+            aside = 1.03 ** (2 * index / (count - 1) - 1) if count > 1 else 1.0
+            for x, a, b in zip(curve.x, low, high, strict=True):
+                if a is not None and b is not None and a != b:
+                    axes.plot([x * aside] * 2, [a, b], color=color, lw=2.5, alpha=0.45,
+                              solid_capstyle="butt")  # fmt: skip
+
+
+def _band(axes: Axes, curve: Curve, low: list[float | None], high: list[float | None]) -> None:
+    """From the least to the greatest of the seeds; a length that only one seed has has none."""
+    known = [
+        (x, a, b)
+        for x, a, b in zip(curve.x, low, high, strict=True)
+        if a is not None and b is not None
+    ]
+    axes.fill_between(
+        [x for x, _, _ in known],
+        [a for _, a, _ in known],
+        [b for _, _, b in known],
+        color=color_of(curve.encoding),
+        alpha=0.15,
+        lw=0,
+        zorder=2.5,
+    )
+
+
+def _mark(axes: Axes, x: float) -> None:
+    axes.axvline(x, color=_ink(), ls=(0, (4, 3)), lw=1, alpha=0.6, zorder=1)
+
+
+def _ink() -> str:
     import matplotlib
 
     return str(matplotlib.rcParams["axes.edgecolor"])
 
 
-def _nothing(axes: Axes, text: str) -> None:
+def _nothing(canvas: Canvas, text: str) -> None:
+    canvas.set_size_inches(WIDTH, 1.2)
+    axes = canvas.subplots()
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set_axis_off()
 
 
-def _label_ends(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
+# ---------------------------------------------------------------- names at the ends of lines
+
+
+def _name(curve: Curve) -> str:
+    word = curve.word.split(" (")[0]
+    return _shortened(f"{curve.label}: {word}" if word else curve.label)
+
+
+def _shortened(text: str, most: int = 44) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _label_ends(
+    panel: _Panel,
+    seen: Callable[[float], float],
+    beside: Callable[[float], str] = lambda _: "",
+) -> None:
     """Name each line beside its end, pushed apart so that no two names overlap."""
+    axes = panel.axes
     height = axes.bbox.height / axes.figure.dpi * 72
-    gap = 11.5 / height
     to_axes = axes.transData + axes.transAxes.inverted()
-    ends = [(to_axes.transform((x, y)), text, color) for x, y, text, color in labels]
-    ends.sort(key=lambda end: float(end[0][1]))
-    places = spread_out([float(end[0][1]) for end in ends], gap)
-    for (end, text, color), place in zip(ends, places, strict=True):
+    ends = []
+    for curve in panel.curves:
+        points = [p for p in zip(curve.x, curve.y, strict=True) if not math.isnan(p[1])]
+        if points:
+            x, y = points[-1]
+            at = to_axes.transform((x, seen(y)))
+            text = f"{_name(curve)} {beside(y)}".rstrip()
+            # Ends on one spot at the edge of the axis are in the order of their values.
+            ends.append((float(at[1]), y, float(at[0]), text, color_of(curve.encoding)))
+    ends.sort()
+    places = spread_out([end[0] for end in ends], _LABEL / height, 0.0, 1.0)
+    for (y, _, x, text, color), place in zip(ends, places, strict=True):
+        lead = {"arrowstyle": "-", "color": color, "lw": 0.8, "alpha": 0.6, "shrinkB": 4}
+        # A lead to an end far inside would look like data, a steep one crosses other names.
+        near = x > 0.85 and abs(place - y) < 0.1
         axes.annotate(
             text,
-            xy=(float(end[0]), float(end[1])),
-            xytext=(1.02, place),
+            xy=(x, y),
+            xytext=(1.03, place),
             xycoords="axes fraction",
             textcoords="axes fraction",
             color=color,
-            fontsize=9.5,
+            fontsize=_FONT,
             fontweight="bold",
             va="center",
             annotation_clip=False,
+            arrowprops=lead if near else None,
         )
 
 
-def spread_out(places: list[float], gap: float) -> list[float]:
-    """Ascending `places` moved as little as needed so that neighbours are `gap` apart."""
+def spread_out(places: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Ascending `places` moved as little as needed so that neighbours are `gap` apart.
+
+    All lie between `low` and `high` where there is room for so many.
+    """
+    last = len(places) - 1
     groups: list[list[float]] = []  # [sum of wanted first places, members]
-    for place in places:
-        groups.append([place, 1])
+    for index, place in enumerate(places):
+        wanted = max(min(place, high - gap * (last - index)), low + gap * index)
+        groups.append([wanted, 1])
         while len(groups) > 1 and _first(groups[-1], gap) < _last(groups[-2], gap) + gap:
             total, count = groups.pop()
             groups[-1][0] += total

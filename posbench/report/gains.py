@@ -32,6 +32,10 @@ def gains(evaluation: Evaluation) -> Grid | None:
     ends = [metric for metric in _ENDS if any(row.metric == metric for row in rows)]
     lines = []
     for subject, own in grouped.items():
+        if subject.extension not in ("", "none") and {r.status for r in own} == {
+            Status.unsupported
+        }:
+            continue  # it does not apply there
         cells: list[object] = [labels[subject]]
         for ratio in ratios:
             cells.append(_gain([r for r in own if (r.metric, r.ratio) == ("gain", ratio)]))

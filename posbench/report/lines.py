@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from posbench.report.missing import missing_runs
 from posbench.results import Evaluation, Row, Status
 
 HEADLINE = "controlled"
@@ -133,7 +134,10 @@ def tables(evaluation: Evaluation) -> list[Table]:
 
 def subjects_of(evaluation: Evaluation) -> dict[tuple[str, str, str], Subject]:
     """The subject of each (run_id, extension, variant) that has a row."""
-    settings = {run["run_id"]: str(run.get("settings_id", "")) for run in evaluation.runs}
+    settings = {
+        each["run_id"]: str(each.get("settings_id", ""))
+        for each in (*missing_runs(evaluation), *evaluation.runs)
+    }
     subjects = {}
     runs = defaultdict(set)
     for row in evaluation.rows:

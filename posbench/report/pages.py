@@ -12,14 +12,17 @@ from posbench.report.grid import Grid
 
 
 def markdown(content: Content) -> str:
-    """The report as Markdown; its picture is curves.png beside it."""
+    """The report as Markdown; its pictures are PNG files beside it."""
     return _environment(autoescape=False).get_template("report.md.j2").render(c=content)
 
 
-def html(content: Content, curves: str, position: str) -> str:
-    """The report as one page that needs no other file and no network."""
+def html(content: Content, drawings: dict[str, str]) -> str:
+    """The report as one page that needs no other file and no network.
+
+    `drawings` are SVG elements by the names under which the content speaks of them.
+    """
     template = _environment(autoescape=True).get_template("report.html.j2")
-    return template.render(c=content, curves=Markup(curves), position=Markup(position))
+    return template.render(c=content, svg={name: Markup(svg) for name, svg in drawings.items()})
 
 
 def comparison_markdown(

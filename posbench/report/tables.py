@@ -38,9 +38,13 @@ def _stacked(ppl: str, ratio: str, spread: str) -> str:
     return "\n".join(part for part in (ppl, ratio) if part)
 
 
+def _split(ppl: str, ratio: str, spread: str) -> str:
+    return _stacked(ppl.replace(" (", "\n("), ratio, "")
+
+
 # From the roomiest to the tightest. Only the headline may take two lines for its intervals.
-_HEADLINE: tuple[Layout, ...] = (_one_line, _spread_below, _no_spread, _stacked)
-_OTHERS: tuple[Layout, ...] = (_one_line, _no_spread, _stacked)
+_HEADLINE: tuple[Layout, ...] = (_one_line, _spread_below, _no_spread, _stacked, _split)
+_OTHERS: tuple[Layout, ...] = (_one_line, _no_spread, _stacked, _split)
 
 
 def terminal_table(evaluation: Evaluation, width: int = 80) -> str:
@@ -86,8 +90,8 @@ def _print_grid(grid: Grid, console: Console) -> None:
     """A table of the report; what stands beside or below a cell where there is room."""
     console.print(Text(grid.title, style="bold"))
     probe = Console(width=10_000)
-    for parts in (3, 2, 1):
-        table = _plain_table(grid, parts)
+    for parts, gap in ((3, " ("), (2, " ("), (1, " ("), (1, "\n(")):
+        table = _plain_table(grid, parts, gap)
         if probe.measure(table).maximum <= console.width:
             break
     console.print(table)
@@ -96,13 +100,15 @@ def _print_grid(grid: Grid, console: Console) -> None:
     console.print()
 
 
-def _plain_table(grid: Grid, parts: int) -> RichTable:
+def _plain_table(grid: Grid, parts: int, gap: str) -> RichTable:
+    """The first `parts` of each cell; what stands in parentheses may go to a line of its own."""
     table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=True)
     for head in grid.header:
         table.add_column(head, no_wrap=True)
     for row in grid.rows:
         cells = [cell if isinstance(cell, tuple) else (cell,) for cell in row]
-        table.add_row(*(Text("  ".join(filter(None, cell[:parts]))) for cell in cells))
+        texts = ["  ".join(filter(None, cell[:parts])) for cell in cells]
+        table.add_row(*(Text(text.replace(" (", gap)) for text in texts))
     return table
 
 

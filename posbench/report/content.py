@@ -70,15 +70,11 @@ def content_of(evaluation: Evaluation) -> Content:
         *_grids(_adaptations(evaluation)),
         *_together("Extensions on one checkpoint", extension_grids(shown[0] if shown else None)),
         *_together("Other protocols", _others(shown_without_noise)),
-        *_together("How the runs were chosen", learning_rates(evaluation)),
+        *(Section(grid.title, [grid]) for grid in learning_rates(evaluation)),
         *_together("Tasks and probes", probes.probe_grids(evaluation)),
         *_diagnostics(evaluation),
-        Section(
-            "How to read this", [Text([*(HOW_TO_READ if shown else probes.HOW_TO_READ)], True)]
-        ),
-        Section(
-            "The protocol", [Text(protocol_points(evaluation), True), _scored(evaluation, shown)]
-        ),
+        _points("How to read this", HOW_TO_READ if shown else probes.HOW_TO_READ),
+        _points("The protocol", protocol_points(evaluation), _scored(evaluation, shown)),
         Section("BibTeX", [Code(_bibtex(evaluation))]),
         Section("Everything recorded", [Pairs(_provenance(evaluation), "Show all")]),
     ]
@@ -99,8 +95,8 @@ def _grids(grid: Grid | None, under: Sequence[Part] = ()) -> list[Section]:
     return [Section(grid.title, [grid, *under])] if grid and grid.rows else []
 
 
-def _points(lines: Sequence[str]) -> Text:
-    return Text([*lines], points=True)
+def _points(title: str, lines: Sequence[str], *under: Part) -> Section:
+    return Section(title, [*([Text([*lines], points=True)] if lines else []), *under])
 
 
 def _together(title: str, grids: Sequence[Grid]) -> list[Section]:

@@ -296,13 +296,13 @@ class Runner:
             announce(target)
             return
         with self._step("merge", f"{len(folders)} evaluations into {target}"):
-            merge_evaluations(folders, target, home=self.folder)
+            merge_evaluations(folders, target, self.folder, self.study.baseline)
         self.record["merged"] = made_of
         self.record.pop("compared", None)
         write_json(self.folder / RECORD, self.record)
 
     def _compare(self) -> None:
-        """Differences from the baseline, then the report, which may show them."""
+        """Differences from the baseline, as files beside the report that shows them too."""
         from posbench.cli import COMMANDS
 
         evaluation = self.folder / "evaluation"
@@ -318,7 +318,6 @@ class Runner:
             except PosbenchError as error:
                 self.missing.append(f"the comparison ({str(error).rstrip('.')})")
                 return
-            COMMANDS["report"][1]([str(evaluation)])
         self.record["compared"] = (
             f"{self.study.baseline} {sha256_file(evaluation / 'results.json')}"
         )

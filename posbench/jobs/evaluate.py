@@ -14,7 +14,7 @@ from posbench.files import storage
 from posbench.joining import Part, measured_twice, merge, unlike
 from posbench.plugins import changed_plugin
 from posbench.report.tuned import TUNE
-from posbench.results import Evaluation, Status, read_results
+from posbench.results import BASELINE, Evaluation, Status, read_results
 from posbench.rules import check
 from posbench.runs import JOB_FILES, MANIFEST, Lock, PluginError, describe, load_run, now
 from posbench.saved import to_dict
@@ -152,11 +152,14 @@ def _checkpoint(folder: Path, plugins_changed: bool) -> str:
     return f"{folder.resolve()} ({str(sha256 or 'unfinished')[:12]}{beside})"
 
 
-def merge_evaluations(folders: list[Path], folder: Path, home: Path | None = None) -> None:
+def merge_evaluations(
+    folders: list[Path], folder: Path, home: Path | None = None, baseline: str | None = None
+) -> None:
     """One table and report in `folder` over the evaluations in `folders`, printed.
 
-    What it says of runs below `home` names them from there, so that it may be moved with them.
-    Raises UserError, and writes nothing, if their rows cannot stand in one table.
+    What it says of runs below `home` names them from there, so that it may be moved with them;
+    with a `baseline` the report compares all lines with that one. Raises UserError, and writes
+    nothing, if their rows cannot stand in one table.
     """
     parts = [Part(each, read_results(each)) for each in folders]
     differences = [*unlike(parts), *measured_twice(parts)]
@@ -166,6 +169,8 @@ def merge_evaluations(folders: list[Path], folder: Path, home: Path | None = Non
             f"{differences[0]}."
         )
     merged = merge(parts)
+    if baseline is not None:
+        merged.provenance[BASELINE] = baseline
     if home is not None:
         for made in merged.provenance["evaluations"]:
             below = f"{home.resolve()}/"

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from posbench.catalog import PROTOCOL_CARDS
+from posbench.errors import UserError
 from posbench.references import own_bibtex, references_of
 from posbench.report import probes
 from posbench.report.answer import RULE, answer, caveats
+from posbench.report.comparison import comparison_grids
 from posbench.report.diagnostics import diagnostic_grids, heads_of
 from posbench.report.extended import extension_grids, headline_of
 from posbench.report.gains import gains
@@ -21,7 +23,7 @@ from posbench.report.protocol import protocol_points
 from posbench.report.tables import marked, notes, unigram_sentence
 from posbench.report.tuned import TUNE, learning_rates
 from posbench.report.verdicts import claims
-from posbench.results import Evaluation
+from posbench.results import BASELINE, Evaluation
 
 MISSING = "not recorded"
 NOTHING = "Length extrapolation: nothing measured"
@@ -66,6 +68,7 @@ def content_of(evaluation: Evaluation) -> Content:
         *_measured(evaluation, first),
         *_grids(gains(evaluation), under=_gain_figure(evaluation)),
         *_grids(claims(evaluation, shown[0] if shown else None)),
+        *_together("Differences from the baseline", _compared(evaluation)),
         *_grids(_cost(evaluation)),
         *_grids(_adaptations(evaluation)),
         *_together("Extensions on one checkpoint", extension_grids(shown[0] if shown else None)),
@@ -97,6 +100,17 @@ def _grids(grid: Grid | None, under: Sequence[Part] = ()) -> list[Section]:
 
 def _points(title: str, lines: Sequence[str], *under: Part) -> Section:
     return Section(title, [*([Text([*lines], points=True)] if lines else []), *under])
+
+
+def _compared(evaluation: Evaluation) -> list[Grid]:
+    """What `posbench compare` says, if a baseline was named; nothing if there is no such line."""
+    baseline = evaluation.provenance.get(BASELINE)
+    if not baseline:
+        return []
+    try:
+        return comparison_grids(evaluation, str(baseline))
+    except UserError:
+        return []
 
 
 def _together(title: str, grids: Sequence[Grid]) -> list[Section]:

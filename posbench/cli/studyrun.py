@@ -183,7 +183,7 @@ class Runner:
             "format": 1,
             "study": self.study.name,
             "status": "running",
-            "command": saved.get("command") or ["posbench", "study", *self.request.typed],
+            "command": ["posbench", "study", *self.request.typed],
             "started": saved.get("started") or now(),
             "posbench": __version__,
             "environment": environment(),

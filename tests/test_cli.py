@@ -102,7 +102,7 @@ MISTAKES = [
     ("sample RUN temperature=nan", ["temperature=nan"]),
     ("sample RUN prompt=", ["prompt is empty"]),
     ("sample RUN temprature=1", ["Did you mean temperature?"]),
-    ("report", ["posbench report PATH"]),
+    ("report", ["nothing to report"]),
 ]
 
 

@@ -279,8 +279,11 @@ def _free_ram() -> int:
 
 
 def _container_room(folder: Path = Path("/sys/fs/cgroup")) -> int:
+    """What is left of a container's limit, with the file cache that the kernel gives back."""
     try:
         limit = int((folder / "memory.max").read_text())
-        return max(0, limit - int((folder / "memory.current").read_text()))
+        used = int((folder / "memory.current").read_text())
+        cache = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.M)
     except (OSError, ValueError):  # no such file, or "max"
         return 1 << 62
+    return max(0, limit - used + (int(cache[1]) if cache else 0))

@@ -28,7 +28,8 @@ def find_folders(where: Any) -> list[Path]:
     found: list[Path] = []
     for pattern in patterns:
         matches = [Path(match) for match in sorted(glob.glob(str(pattern)))]  # noqa: PTH207, absolute patterns too
-        if not matches and not Path(str(pattern)).exists():
+        # os.path, for a name too long for any disk is an error to pathlib.
+        if not matches and not os.path.exists(str(pattern)):  # noqa: PTH110
             raise UserError(f"runs={pattern}: no such folder (looked in {Path.cwd()}).")
         below = [run for match in (matches or [Path(str(pattern))]) for run in _below(match)]
         if not below:

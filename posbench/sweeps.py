@@ -181,13 +181,13 @@ def continued(root: Path, command: str, keys: Iterable[str]) -> Sweep | None:
             narrower.append(sweep)
         elif not all(sweep.is_done(job) for job in sweep.jobs):
             same.append(sweep)
-    for sweep in same:
-        if is_locked(sweep.folder):
-            raise UserError(
-                f"this sweep is running, in {sweep.folder}. Wait for it, or start another with "
-                "hydra.sweep.dir=DIR."
-            )
-        return sweep
+    if same and is_locked(same[0].folder):
+        raise UserError(
+            f"this sweep is running, in {same[0].folder}. Wait for it, or start another with "
+            "hydra.sweep.dir=DIR."
+        )
+    if same:
+        return same[0]
     return next((sweep for sweep in narrower if not is_locked(sweep.folder)), None)
 
 

@@ -56,6 +56,13 @@ MISTAKES = [
     ("train -m hydra.run.dir=x", ["hydra.sweep.dir"]),
     ("train hydra.sweep.dir=x", ["hydra.run.dir"]),
     ("train -m hydra.launcher.jobs=0", ["hydra.launcher.jobs=0"]),
+    ("train -m hydra.launcher.jobs=1000000", ["hydra.launcher.jobs=1000000", "the most is 1024"]),
+    ("train -m hydra.launcher.jobs_per_gpu=1000000", ["jobs_per_gpu=1000000", "the most is 64"]),
+    ("train threads=1000000", ["threads=1000000", "the most is 1024"]),
+    ("eval-extrapolate threads=1000000", ["threads=1000000", "the most is 1024"]),
+    ("estimate -m hydra.launcher.on_failure=perhaps", ["on_failure=perhaps"]),
+    ("estimate -m hydra/launcher=basic model.heads=3", ["model.heads=3"]),
+    ("check estimate encoding=rope", ["does not take estimate"]),
     ("train -m hydra.launcher.jobs=two", ["hydra.launcher.jobs=two"]),
     ("train hydra.launcher=basic", ["hydra/launcher=basic"]),
     ("train hydra/launcher=basik", ["Did you mean hydra/launcher=basic?"]),
@@ -429,3 +436,50 @@ def test_the_bash_script_completes(line: str, expected: list[str]) -> None:
 
 def test_errors_have_documented_codes() -> None:
     assert {int(kind.code) for kind in PosbenchError.__subclasses__()} <= {1, 2, 3, 4, 5, 6, 130}
+
+
+# ---------------------------------------------------------------- names too long for a disk
+
+LONG = "n" * 256  # bytes; disks take 255
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        f"train hydra.run.dir={LONG}",
+        f"train hydra.run.dir=x/{LONG}",
+        f"train -m hydra.sweep.dir={LONG}",
+        f"train resume={LONG}",
+        f"train data=text data.path={LONG}",
+        f"train encoding={LONG}",
+        f"train plugins={LONG}.py",
+        f"train --config-dir {LONG}",
+        f"eval-extrapolate hydra.run.dir={LONG}",
+        f"eval-extrapolate runs={LONG}",
+        f"inspect plot={LONG}.png",
+        f"check hydra.run.dir={LONG}",
+        f"check -m hydra.sweep.dir={LONG}",
+        f"study {LONG}",
+        f"study {LONG}.yaml",
+        f"study extensions --dir {LONG} calibrate=false --check",
+        f"compare {LONG}",
+        f"report {LONG}",
+        f"tb-export {LONG}",
+        f"sample {LONG}",
+        f"runs {LONG}",
+        f"runs diff {LONG} {LONG}",
+        f"runs prune {LONG} --yes",
+        f"new-encoding {LONG}",
+        f"check-encoding {LONG}.py",
+    ],
+    ids=lambda typed: typed.replace(LONG, "LONG"),
+)
+def test_a_name_too_long_for_a_disk_is_one_line_and_leaves_nothing(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(typed.split()) in (2, 4)
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -15,7 +15,7 @@ import tiny
 import yaml
 
 from posbench import configure, plugins
-from posbench.cli import COMMANDS, apps, main, studyfile, studyrun
+from posbench.cli import apps, comparing, launcher, main, studyfile, studyrun
 from posbench.cli.space import configs_folder, options
 from posbench.cli.studyplan import Plan, plan_of
 from posbench.config import TrainSettings
@@ -75,8 +75,9 @@ class Here:
 
     def run(self) -> list[Any]:
         for job in self.jobs:
-            assert list(job.command[1:3]) == ["-m", "posbench"]
-            assert main(list(job.command[3:])) == Exit.OK
+            words = job.command[len(launcher.PROGRAM) :]
+            assert (*launcher.PROGRAM, *words) == job.command
+            assert main(list(words)) == Exit.OK
         return []
 
 
@@ -207,7 +208,7 @@ def test_a_comparison_that_fails_is_missing_and_the_report_stays(
 
     for path in again.glob("compare.*"):
         path.unlink()
-    monkeypatch.setitem(COMMANDS, "compare", ("", failing))
+    monkeypatch.setattr(comparing, "compare", failing)
     assert study(mini, again) == Exit.FAILED
     assert record(again)["missing"] == ["the comparison (nothing alike)"]
     assert (again / "evaluation" / "report.html").exists()
@@ -242,6 +243,14 @@ MISTAKES = [
     (["MINI", "seed_claims"], "takes one study"),
     (["MINI", "--dri=x"], "Did you mean --dir?"),
     (["MINI", "--dir"], "--dir needs a folder"),
+    (["MINI", "--dir", "--check"], "--dir needs a folder"),
+    (["MINI", "--dir", "MINI", "--check"], "is a file. Choose another --dir"),
+    (["MINI", "eval.ratios=[1,2"], "eval.ratios=[1,2 is not valid"),
+    (["MINI", "data.path=*x"], "data.path=*x is not valid"),
+    (["MINI", "seed=0,0"], "twice"),
+    (["MINI", "threads=1000000"], "threads=1000000 is too large"),
+    (["MINI", "hydra.launcher.on_failure=perhaps"], "hydra.launcher.on_failure=perhaps"),
+    (["MINI", "context=100000"], "context=100000"),
     (["MINI", "trian.steps=5"], "trian.steps is not a setting"),
     (["MINI", "train.steps=x"], "train.steps must be a whole number"),
     (["MINI", "eval.ratios=[0]"], "eval.ratios holds 0"),
@@ -271,6 +280,9 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 FILES = [
     ("a: [", "line 1: not valid YAML"),
+    ("train: {seed: 0}\ntrain: {seed: 1}", "line 2: not valid YAML: train stands there twice"),
+    ("train: {train.validate_ratios: &a [*a]}", "a list or mapping that holds itself"),
+    ('train: {seed: 0}\nevaluate: {extensions: {"": all}}', "is not an extension"),
     ("title: x", "a study says what to train"),
     ("train: {seed: 0}\nbaselin: rope", "Did you mean baseline?"),
     ("train: {sed: 0}", "sed is not a key of train. Did you mean seed?"),

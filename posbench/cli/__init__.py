@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -99,21 +100,22 @@ def _completion(words: list[str]) -> None:
     run_completion(words)
 
 
+# In the order of --help: the way a person works.
 COMMANDS: dict[str, tuple[str, Command]] = {
     "train": ("train one model with one encoding, or a sweep", partial(_settings_command, "train")),
     "eval-extrapolate": (
         "measure perplexity at 1x, 2x, 4x the training length",
         partial(_settings_command, "eval-extrapolate"),
     ),
-    "estimate": ("say what a run or a sweep would cost", partial(_settings_command, "estimate")),
+    "study": ("a whole study from one file: train, evaluate, compare, report", _study),
+    "compare": ("differences from a baseline, paired by seed, and their tests", _compare),
+    "report": ("write the report of an evaluation again", _report),
     "inspect": ("show an encoding's numbers", partial(_settings_command, "inspect")),
+    "list": ("what there is: encodings, extensions, protocols, models, data", _list),
+    "estimate": ("say what a run or a sweep would cost", partial(_settings_command, "estimate")),
     "check": ("check a command, every job of it, without running it", _check),
     "runs": ("list runs and sweeps; runs diff, runs prune", _runs),
-    "study": ("a whole study from one file: train, evaluate, compare, report", _study),
-    "list": ("what there is: encodings, extensions, protocols, models, data", _list),
     "sample": ("let a trained model write", _sample),
-    "report": ("write the report of an evaluation again", _report),
-    "compare": ("differences from a baseline, paired by seed, and their tests", _compare),
     "power": ("how many seeds it takes to find a difference", _power),
     "tb-export": ("write TensorBoard's files again, from the records", _tb_export),
     "new-encoding": ("write an encoding of your own to start from", _new_encoding),
@@ -163,11 +165,14 @@ def main(arguments: list[str] | None = None) -> int:
         if error.code is None or isinstance(error.code, int):
             return error.code or Exit.OK
         return _fail(str(error.code), Exit.FAILED)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            return _defect(error)
+        return _fail(f"{error.filename}: no disk takes a name as long as this.", Exit.USER)
     except MemoryError:
         return _fail("the machine ran out of memory.", Exit.MEMORY)
     except Exception as error:
-        traceback.print_exc()
-        return _fail(f"{type(error).__name__}: {error} -- this is a bug in posbench.", Exit.FAILED)
+        return _defect(error)
     return Exit.OK
 
 
@@ -185,6 +190,11 @@ def _follow_parent() -> bool:
     if os.getppid() != int(parent):  # it was gone before we asked
         os.kill(os.getpid(), signal.SIGTERM)
     return True
+
+
+def _defect(error: Exception) -> int:
+    traceback.print_exc()
+    return _fail(f"{type(error).__name__}: {error} -- this is a bug in posbench.", Exit.FAILED)
 
 
 def _fail(message: str, code: Exit) -> int:

@@ -9,7 +9,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from omegaconf import DictConfig
 from posbench import config, plugins
 from posbench.cli import arguments, compose, guard, launcher, looking, mistakes, plans
 from posbench.cli.help import command_help
-from posbench.cli.slots import slots, visible_gpus
+from posbench.cli.slots import places
 from posbench.cli.space import APPS, App, configs_folder
 from posbench.errors import (
     InterruptedRunError,
@@ -81,12 +82,11 @@ def run_check(words: list[str]) -> None:
         print(CHECK_HELP)
         return
     unwanted = [*line.resume, *(flag for flag in line.flags if flag in _NOT_CHECKED)]
-    if name == "inspect" or unwanted:
+    if name in ("inspect", "estimate") or unwanted:
         raise UserError(f"posbench check does not take {unwanted[0] if unwanted else name}.")
     folder = _typed_folder(line)
     with plugins.loaded(line.plugins), tempfile.TemporaryDirectory(prefix="posbench-") as scratch:
-        if any(word.startswith("hydra/launcher=") for word in line.overrides):
-            line.overrides = [word for word in line.overrides if not _of_launcher(word)]
+        line.overrides = _with_own_launcher(line.overrides)
         line.overrides.append(f"hydra.run.dir={arguments.quote(scratch)}")  # Hydra makes it
         _compose_and_run(app, line, command, partial(_look, folder))
 
@@ -97,14 +97,18 @@ def _typed_folder(line: arguments.Line) -> Path | None:
     return Path(typed[-1].partition("=")[2].strip("'\"")) if typed else None
 
 
-def _of_launcher(word: str) -> bool:
-    return word.startswith(("hydra/launcher=", "hydra.launcher."))
+def _with_own_launcher(words: list[str]) -> list[str]:
+    """The words without the choice of another launcher and its settings: ours only looks."""
+    if not any(word.startswith("hydra/launcher=") for word in words):
+        return words
+    return [word for word in words if not word.startswith(("hydra/launcher=", "hydra.launcher."))]
 
 
 def _look(folder: Path | None, settings: config.Settings, _: Path, command: list[str]) -> None:
     """Check one run as a sweep's launcher checks each of its jobs, and say what it would do."""
     assert not isinstance(settings, config.InspectSettings)
-    plan = plans.Plan(0, "", settings, plans.key_of(settings), folder or Path("no folder yet"))
+    plan = plans.Plan(0, "", settings, plans.key_of(settings))
+    plan = plan if folder is None else replace(plan, folder=folder)
     plans.check_plans([plan])
     print(f"{command[1]}: 1 job, {plans.standing(plan)}; all settings are valid")
 
@@ -250,41 +254,40 @@ def _finish_foreign(task: Task, sweep: Path) -> None:
         launcher.finish(task.app.command, sweep, jobs)
 
 
-def jobs_of(app: App, line: arguments.Line) -> tuple[list[looking.Composed], int | None]:
-    """Every job of a command, and how many may run at a time; no folder is made.
+Jobs = list[tuple[str, config.Settings]]  # the overrides that a sweep gives each, its settings
+
+
+def jobs_of(app: App, line: arguments.Line) -> tuple[Jobs, compose.LauncherConfig]:
+    """Every job of a command, and what is asked of the launcher; no folder is made.
 
     Raises UserError for settings that cannot work.
     """
-    words = [word for word in line.overrides if word.split("=")[0] not in arguments.FOLDER_KEYS]
+    words = [
+        word
+        for word in _with_own_launcher(line.overrides)
+        if word.split("=")[0] not in arguments.FOLDER_KEYS
+    ]
     compose.register()
-    seen, found = looking.register(), []
+    seen, single = looking.register(), Jobs()
 
     def keep(settings: config.Settings, folder: Path, command: list[str]) -> None:
-        found.append(looking.Composed("", settings))
+        single.append(("", settings))
 
     look = Task(app, [], keep)
     with _own_errors(app, line, look):
         _call_hydra(app, look, [*line.flags, *words])
         if look.failure is not None:
             raise look.failure
-    return found or seen.jobs, seen.at_a_time
+    return single or [(job.label, job.settings) for job in seen.jobs], seen.asked
 
 
 def _estimate(app: App, line: arguments.Line) -> None:
-    jobs, at_a_time = jobs_of(app, line)
-    runs = [job.settings for job in jobs if isinstance(job.settings, config.EstimateSettings)]
+    jobs, asked = jobs_of(app, line)
+    runs = [settings for _, settings in jobs if isinstance(settings, config.EstimateSettings)]
     if runs:  # none: --cfg and --info only show settings
         from posbench.jobs.estimating import run_estimate
 
-        run_estimate(runs, places(runs, at_a_time))
-
-
-def places(
-    runs: Sequence[config.TrainSettings], at_a_time: int | None = None
-) -> list[dict[str, str]]:
-    """What a sweep of `runs` has for places, each what it adds to a job's environment."""
-    on_cpu = all(settings.device is config.Device.cpu for settings in runs)
-    return slots(len(runs), at_a_time, [] if on_cpu else visible_gpus())
+        run_estimate(runs, places(runs, asked.jobs, asked.jobs_per_gpu))
 
 
 def _existing_folders(line: arguments.Line) -> set[Path]:

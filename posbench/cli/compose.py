@@ -16,7 +16,7 @@ from posbench.cli import arguments, mistakes
 from posbench.cli.space import APPS, PLUGINS_KEY, App, configs_folder
 from posbench.config.encodings import EncodingConfig
 from posbench.config.extensions import ExtensionConfig
-from posbench.config.fields import default_of
+from posbench.config.fields import default_of, setting
 from posbench.config.policies import part_of
 from posbench.errors import UserError
 from posbench.files import stamp
@@ -32,10 +32,21 @@ class LauncherConfig:
     """Settings of posbench's own launcher, `hydra.launcher.*`."""
 
     _target_: str = LAUNCHER
-    jobs: int | None = None
-    timeout: float | None = None
-    on_failure: str = "continue"
-    jobs_per_gpu: int = 1
+    jobs: int | None = setting(None, "jobs side by side", 1, 1024)
+    timeout: float | None = setting(None, "seconds that one job may take; null sets no limit")
+    on_failure: str = setting("continue", "continue, or stop the others")
+    jobs_per_gpu: int = setting(1, "jobs side by side on each GPU", 1, 64)
+
+    def check(self) -> None:
+        """Raise UserError for a value that cannot work."""
+        rules.check_ranges(self, "hydra.launcher.")
+        if self.timeout is not None and not self.timeout > 0:
+            raise UserError(
+                f"hydra.launcher.timeout={self.timeout:g} must be more than 0 seconds; null sets "
+                "no limit."
+            )
+        if self.on_failure not in ("continue", "stop"):
+            raise UserError(f"hydra.launcher.on_failure={self.on_failure} is not continue or stop.")
 
 
 # A group's key in the root schema has the base type, so that any option of the group fits in.

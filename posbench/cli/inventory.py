@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -75,16 +75,15 @@ class Item:
         return found | ({"jobs": [job.record() for job in self.jobs]} if self.jobs else {})
 
 
-def items(places: Iterable[Path] = ()) -> list[Item]:
+def items(places: Sequence[Path] = ()) -> list[Item]:
     """All at or below `places`, or the default folder; newest last. Raises UserError for none."""
-    found = []
-    for place in places:
-        if not place.is_dir():
+    found: dict[Path, Item] = {}  # each once, though places overlap
+    for place in places or [outputs()]:
+        if places and not place.is_dir():
             raise UserError(f"{place} is not a folder.")
-        found += list(_below(place))
-    if not places and outputs().is_dir():
-        found = list(_below(outputs()))
-    return sorted(found, key=lambda item: item.changed)
+        if place.is_dir():
+            found |= {item.path.resolve(): item for item in _below(place)}
+    return sorted(_outermost(found), key=lambda item: item.changed)
 
 
 def _below(folder: Path) -> Iterator[Item]:
@@ -119,7 +118,7 @@ def _is_evaluation(folder: Path) -> bool:
     return False
 
 
-def _sweep(folder: Path) -> Item | None:
+def _sweep(folder: Path) -> Item:
     try:
         sweep = load_sweep(folder)
     except UserError:
@@ -270,8 +269,12 @@ def chosen(
 
 def named(paths: Iterable[Path]) -> list[Item]:
     """The things in the folders a person named, each once; raises UserError for anything else."""
-    found = {path.resolve(): _named(path) for path in paths}
-    return [item for path, item in found.items() if not set(path.parents) & set(found)]
+    return _outermost({path.resolve(): _named(path) for path in paths})
+
+
+def _outermost(found: dict[Path, Item]) -> list[Item]:
+    """Without those that lie inside another; known by their true paths."""
+    return [item for path, item in found.items() if not found.keys() & set(path.parents)]
 
 
 def remove(found: Iterable[Item]) -> None:

@@ -7,29 +7,27 @@ of the same sweep, started before, is kept.
 
 from __future__ import annotations
 
-import copy
 import itertools
+import os
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus, filter_overrides
-from hydra.plugins.launcher import Launcher
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig
 
 from posbench.cli import arguments, compose
+from posbench.cli.looking import Composed, ComposingLauncher
 from posbench.cli.plans import Plan, check_plans, distinct, key_of, standing
 from posbench.cli.pool import Job, Outcome, Pool
-from posbench.cli.slots import slots, visible_gpus
+from posbench.cli.slots import places
 from posbench.cli.sweepview import table
-from posbench.config import Device, InspectSettings
+from posbench.config import InspectSettings
 from posbench.discovery import outputs
 from posbench.errors import Exit, InterruptedRunError, StorageError, SweepFailedError, UserError
 from posbench.files import write_text
@@ -40,7 +38,6 @@ from posbench.sweeps import (
     Entry,
     State,
     Sweep,
-    component,
     continued,
     has_finished,
     start_anew,
@@ -53,7 +50,10 @@ _SINGLE = ("hydra.mode=RUN", "hydra.sweeper.params=null")
 
 _STAMPED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}-sweep")  # the folder of a sweep without a name
 
-PROGRAM = (sys.executable, "-m", "posbench")
+# Files of the current folder are imported by a job only if they are by this process: `-m` alone
+# would take a random.py that lies there for Python's own.
+_SEES_HERE = bool({"", os.getcwd()} & set(sys.path))  # noqa: PTH109  as sys.path has it
+PROGRAM = (sys.executable, *(() if _SEES_HERE else ("-P",)), "-m", "posbench")
 
 
 @dataclass
@@ -66,47 +66,27 @@ class Request:
     check_only: bool = False
 
 
-class PosbenchLauncher(Launcher):
+class PosbenchLauncher(ComposingLauncher):
     """Runs the jobs of a sweep side by side, one process each."""
 
     request: Request  # set by register()
 
-    def __init__(
-        self,
-        jobs: int | None = None,
-        timeout: float | None = None,
-        on_failure: str = "continue",
-        jobs_per_gpu: int = 1,
-    ) -> None:
-        self.jobs = jobs
-        self.timeout = timeout
-        self.on_failure = on_failure
-        self.jobs_per_gpu = jobs_per_gpu
-        self.sweep: Sweep | None = None
-
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        self.context = hydra_context
-        self.config = config
         self.folder = Path(config.hydra.sweep.dir)
-        # Hydra writes multirun.yaml before it asks us, and which folder it belongs into is known
-        # once every job is composed.
-        self.scratch = tempfile.TemporaryDirectory(prefix="posbench-")
-        with read_write(config), open_dict(config):
-            config.hydra.sweep.dir = self.scratch.name
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run every job; raises SweepFailedError at the end if any failed."""
-        self._check_own_settings()
-        numbered = enumerate(job_overrides, start=initial_job_idx)
-        composed = [self._compose(number, list(words)) for number, words in numbered]
-        plans = distinct([plan for plan, _ in composed])
+        self._check_words()
+        composed = self.compose_all(job_overrides, initial_job_idx)
+        plans = distinct([_plan(each) for each in composed])
         labels = _distinguishing(job_overrides)
         sweep, is_new = self._sweep(plans)
-        plans = _with_folders(sweep, plans, [name_of for _, name_of in composed])
+        plans = _with_folders(sweep, plans, [each.name_of for each in composed])
         kept = {plan.key for plan in plans if _is_done(sweep, plan)}
         check_plans(plan for plan in plans if plan.key not in kept)
         if self.request.check_only:
@@ -118,45 +98,17 @@ class PosbenchLauncher(Launcher):
         # Hydra reads one result for each job.
         return [JobReturn(status=JobStatus.COMPLETED) for _ in plans]
 
-    def _check_own_settings(self) -> None:
-        for name, least in (("jobs", 1), ("jobs_per_gpu", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"hydra.launcher.{name}={value} is too small; the least is 1.")
-        if self.timeout is not None and not self.timeout > 0:
-            raise UserError(
-                f"hydra.launcher.timeout={self.timeout:g} must be more than 0 seconds; null sets "
-                "no limit."
-            )
-        if self.on_failure not in ("continue", "stop"):
-            raise UserError(f"hydra.launcher.on_failure={self.on_failure} is not continue or stop.")
+    def _check_words(self) -> None:
         if any(word.startswith("hydra.run.dir=") for word in self.request.words):
             raise UserError("hydra.run.dir is for one run; a sweep's folder is hydra.sweep.dir.")
-
-    def _compose(self, number: int, words: list[str]) -> tuple[Plan, Callable[[int], str]]:
-        """A job's settings, checked, and the name that its folder has for a number."""
-        composed = self.context.config_loader.load_sweep_config(self.config, words)
-
-        def name_of(number: int) -> str:
-            with read_write(composed.hydra), open_dict(composed.hydra):
-                composed.hydra.job.id = composed.hydra.job.num = number
-            HydraConfig.instance().set_config(composed)
-            return component(str(composed.hydra.sweep.subdir))
-
-        name_of(number)
-        label = " ".join(filter_overrides(words))
-        try:
-            settings = compose.settings_of(_without_hydra(composed))
-            assert not isinstance(settings, InspectSettings)
-            plan = Plan(number, label, settings, key_of(settings))
-        except UserError as error:
-            raise UserError(f"job {number} ({label}): {error} No job was started.") from error
-        return plan, name_of
+        if self.config.hydra.sweeper.get("max_batch_size") is not None:
+            raise UserError(
+                "hydra.sweeper.max_batch_size cuts a sweep into several; leave it out. "
+                "hydra.launcher.jobs says how many jobs run side by side."
+            )
 
     def _sweep(self, plans: list[Plan]) -> tuple[Sweep, bool]:
         """The sweep to go on with, or a new one, and whether it is new; nothing is written."""
-        if self.sweep is not None:  # Hydra cut it into several batches
-            return self.sweep, False
         command = self.request.command
         keys, overwrite = [plan.key for plan in plans], _starts_anew(plans)
         root = outputs() / command
@@ -179,13 +131,11 @@ class PosbenchLauncher(Launcher):
         self, sweep: Sweep, is_new: bool, plans: list[Plan], kept: set[str], labels: list[str]
     ) -> None:
         """Take the sweep's folder and write down what is asked of it."""
-        if self.sweep is None:
-            self.lock = Lock(sweep.folder)  # held until this process ends
-            if _starts_anew(plans):
-                start_anew(sweep)
-            elif not is_new:
-                _tell_continued(sweep, plans, kept)
-        self.sweep = sweep
+        self.lock = Lock(sweep.folder)  # held until this process ends
+        if _starts_anew(plans):
+            start_anew(sweep)
+        elif not is_new:
+            _tell_continued(sweep, plans, kept)
         for plan, label in zip(plans, labels, strict=True):
             if sweep.entry(plan.key) is None:
                 sweep.jobs.append(Entry(plan.folder.name, plan.key, label))
@@ -204,13 +154,12 @@ class PosbenchLauncher(Launcher):
         todo = {
             self._job(plan, overrides[plan.key]): plan for plan in plans if plan.key not in kept
         }
-        on_cpu = all(plan.settings.device is Device.cpu for plan in todo.values())
-        gpus = [] if on_cpu else visible_gpus()
+        asked = self.settings
         pool = Pool(
             list(todo),
-            slots(len(todo), self.jobs, gpus, self.jobs_per_gpu),
-            timeout=self.timeout,
-            stop_on_failure=self.on_failure == "stop",
+            places([plan.settings for plan in todo.values()], asked.jobs, asked.jobs_per_gpu),
+            timeout=asked.timeout,
+            stop_on_failure=asked.on_failure == "stop",
             note=lambda outcome: _record(sweep, todo[outcome.job].key, outcome),
             has_finished=lambda job: has_finished(sweep.command, job.folder),
         )
@@ -245,6 +194,11 @@ def finish(
     if failed:
         rest = f", {left} did not finish" if left else ""
         raise SweepFailedError(f"{failed} of {len(jobs)} jobs failed{rest}.")
+
+
+def _plan(job: Composed) -> Plan:
+    assert not isinstance(job.settings, InspectSettings)
+    return Plan(job.number, job.label, job.settings, key_of(job.settings))
 
 
 def _distinguishing(overrides: Sequence[Sequence[str]]) -> list[str]:
@@ -335,13 +289,6 @@ def _record(sweep: Sweep, key: str, outcome: Outcome) -> None:
             write_job(outcome.job.folder, entry, outcome.job.command, outcome.said)
     except StorageError as error:
         print(f"warning: {error}", file=sys.stderr, flush=True)
-
-
-def _without_hydra(composed: DictConfig) -> DictConfig:
-    task = copy.deepcopy(composed)
-    with open_dict(task):
-        del task["hydra"]
-    return task
 
 
 def _merge(folders: list[Path], sweep: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,7 +112,7 @@ def _missing(error: MissingConfigException, app: App, extra: Folders) -> str:
     else:
         known = list(options(group, extra))
     hint = did_you_mean(name, known, group + "={}")
-    if group == "encoding" and Path(f"{name}.py").is_file():
+    if group == "encoding" and os.path.isfile(f"{name}.py"):  # noqa: PTH113  no error, however long
         hint = f" If {name}.py is a plugin, add plugins=[{name}.py]."
     return f"{group}={name} is not an option.{hint} Options: {', '.join(known)}."
 

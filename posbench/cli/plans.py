@@ -28,7 +28,7 @@ class Plan:
     label: str
     settings: Settings
     key: str  # of its settings: the same key, the same job
-    folder: Path = Path()
+    folder: Path = Path("no folder yet")
 
     @property
     def overwrite(self) -> bool:
@@ -80,6 +80,11 @@ def check_plans(plans: Iterable[Plan]) -> None:
             pass  # a damaged run is the failure of one job, which will say so
         except UserError as error:
             raise plan.refused(error) from error
+    check_inputs(plans)
+
+
+def check_inputs(plans: Sequence[Plan]) -> None:
+    """Raise UserError for a job whose text or plugin will not do."""
     _check_text(plans)
     _check_plugins(plans)
 
@@ -105,7 +110,7 @@ def standing(plan: Plan) -> str:
     return "finished" if run.finished else "goes on"
 
 
-def _check_text(plans: list[Plan]) -> None:
+def _check_text(plans: Sequence[Plan]) -> None:
     """Raise UserError unless every training run finds text that fills its context.
 
     A run that has begun had it then. Tokens are not counted here, for that takes the tokenizer.
@@ -127,7 +132,7 @@ def _check_text(plans: list[Plan]) -> None:
             raise plan.refused(error) from error
 
 
-def _check_plugins(plans: list[Plan]) -> None:
+def _check_plugins(plans: Sequence[Plan]) -> None:
     """Raise UserError if a run's plugin breaks a promise that is quick to check."""
     for plan in plans:
         settings = plan.settings

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from posbench.cli.sweepview import JobProgress, SweepView
+from posbench.errors import StorageError
 from posbench.files import storage
 from posbench.progress import PROGRESS_FILE
 from posbench.runs import JOB_LOG
@@ -132,7 +133,7 @@ class Pool:
             own = {PROGRESS_FILE: str(progress), PARENT: str(os.getpid())}
             try:
                 process, start = _start(job, {**os.environ, **self.slots[slot], **own})
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 self.free.append(slot)
                 reason = f"could not be started: {error}"
                 self._end(Outcome(job, State.failed, 127, reason=reason), view)

@@ -165,7 +165,7 @@ def _prune_words(words: list[str]) -> tuple[set[str], list[str], float | None]:
 
 
 def _seconds(age: str) -> float:
-    match = re.fullmatch(r"(\d+)([hdw])", age)
+    match = re.fullmatch(r"(\d{1,6})([hdw])", age)
     if match is None:
         raise UserError(f"--older-than {age or 'nothing'} is not an age; 12h, 7d and 4w are.")
     return int(match[1]) * _UNITS[match[2]]

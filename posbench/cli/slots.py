@@ -9,6 +9,16 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from posbench.config import Device, EvalSettings, TrainSettings
+
+
+def places(
+    jobs: Sequence[TrainSettings | EvalSettings], asked: int | None, per_gpu: int
+) -> list[dict[str, str]]:
+    """What each place for one of `jobs` adds to its environment, on this machine."""
+    on_cpu = all(settings.device is Device.cpu for settings in jobs)
+    return slots(len(jobs), asked, [] if on_cpu else visible_gpus(), per_gpu)
+
 
 def slots(
     jobs: int, asked: int | None, gpus: Sequence[str], per_gpu: int = 1

@@ -88,9 +88,10 @@ def _read(words: list[str]) -> Request:
         elif word == "--check":
             request.check = True
         elif key == "--dir":
-            if not equals and not rest:
+            value = value if equals else rest.pop(0) if rest else ""
+            if not value or value.startswith("-"):  # a forgotten folder, and the next option
                 raise UserError("--dir needs a folder after it.")
-            request.folder = Path(value if equals else rest.pop(0)).expanduser()
+            request.folder = Path(value).expanduser()
         elif word.startswith("-"):
             hint = did_you_mean(word, ("--dir", "--yes", "--check", "--help"))
             raise UserError(f"posbench study has no option {word}.{hint}")

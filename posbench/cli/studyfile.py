@@ -6,6 +6,7 @@ explains each key.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -141,12 +142,27 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping; a key that stands there twice would lose what it had first."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                problem = f"{key.value} stands there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|false"), list("tf"))
 
 
 def _loaded(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)  # safe: it makes nothing but plain values
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return getattr(error, "problem", None) or " ".join(str(error).split())
 
 
 def studies() -> dict[str, Path]:
@@ -177,14 +193,21 @@ def load(path: Path) -> Study:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise UserError(f"{path}{line}: not valid YAML: {problem}.") from None
+        raise UserError(f"{path}{line}: not valid YAML: {_problem(error)}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}.") from None
     try:
+        _check_finite(tree)
         return _study(path.stem, tree)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _check_finite(tree: Any) -> None:
+    try:
+        json.dumps(tree, default=str, skipkeys=True)
+    except (ValueError, RecursionError):
+        raise UserError("there is a list or mapping that holds itself.") from None
 
 
 def _study(name: str, tree: Any) -> Study:
@@ -275,7 +298,7 @@ def _check(study: Study) -> None:
             raise UserError(f"evaluate.{key} is the study's own; write {EXTENSIONS} instead.")
     known = list(options("extension"))
     for extension in study.extensions:
-        first = extension.split()[0]
+        first = extension.split(" ")[0]
         if first not in known:
             raise UserError(
                 f"{first} is not an extension.{did_you_mean(first, known)} Extensions: "
@@ -315,7 +338,10 @@ def _with(block: Block, encodings: list[str]) -> Block:
 
 
 def _set(study: Study, key: str, text: str) -> Study:
-    values = [_loaded(each) if each else "" for each in _top_level(text)]
+    try:
+        values = [_loaded(each) if each else "" for each in _top_level(text)]
+    except yaml.YAMLError as error:
+        raise UserError(f"{key}={text} is not valid: {_problem(error)}.") from None
     trained = [*APPS["train"].groups, *all_keys(APPS["train"])]
     evaluated = ["eval", *all_keys(APPS["eval-extrapolate"])]
     if key == "baseline":
@@ -327,7 +353,8 @@ def _set(study: Study, key: str, text: str) -> Study:
         hint = "" if key in known else did_you_mean(key, known)
         raise UserError(f"{key} is not a setting that a study takes.{hint}")
     if key in trained:
-        blocks = [replace(each, values=each.values | {key: values}) for each in study.train]
+        swept = _values(key, ALL) if values == [ALL] else values
+        blocks = [replace(each, values=each.values | {key: swept}) for each in study.train]
         study = replace(study, train=tuple(blocks))
     if key not in trained or key in _BOTH:
         if len(values) > 1:

@@ -8,18 +8,16 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from posbench.cli import apps, arguments
-from posbench.cli.compose import configure
+from posbench.cli import apps, arguments, plans
+from posbench.cli.compose import LauncherConfig, configure
 from posbench.cli.matching import did_you_mean
+from posbench.cli.slots import places
 from posbench.cli.space import APPS
 from posbench.cli.studyfile import ALL, Block, Study
 from posbench.config import EvalSettings, TrainSettings
 from posbench.config.extensions import EXTENSIONS
 from posbench.config.policies import PRESETS
-from posbench.config.tasks import TaskConfig
-from posbench.corpus import check_size, load_corpus, split_documents
 from posbench.errors import UserError
 from posbench.jobs.train import located
 from posbench.runs import fingerprint, scheme_of
@@ -55,8 +53,12 @@ class Plan:
     study: Study
     runs: list[Planned]
     parts: list[Part]
-    at_a_time: int | None  # jobs; None: as many as there is room for
+    launcher: LauncherConfig  # what was asked of it
     evaluations: dict[str, EvalSettings]  # by extension, as typed
+
+    def places(self, jobs: Sequence[TrainSettings]) -> list[dict[str, str]]:
+        """What each place for one of `jobs` adds to its environment, on this machine."""
+        return places(jobs, self.launcher.jobs, self.launcher.jobs_per_gpu)
 
     def settings_of(self, part: Part, runs: Sequence[Path] = ()) -> EvalSettings:
         """What `part` is evaluated with, on the folders `runs`."""
@@ -68,7 +70,7 @@ def plan_of(study: Study, launcher: Sequence[str] = ()) -> Plan:
 
     `launcher` are settings of the launcher, as typed.
     """
-    runs, at_a_time = _runs(study, launcher)
+    runs, asked = _runs(study, launcher)
     _check_baseline(study, runs)
     parts = list(_parts(study, runs))
     if not parts:
@@ -79,28 +81,27 @@ def plan_of(study: Study, launcher: Sequence[str] = ()) -> Plan:
             settings = configure("eval-extrapolate", *study.evaluate_words(part.extension))
             assert isinstance(settings, EvalSettings)
             evaluations[part.extension] = settings
-    return Plan(study, runs, parts, at_a_time, evaluations)
+    return Plan(study, runs, parts, asked, evaluations)
 
 
-def _runs(study: Study, launcher: Sequence[str]) -> tuple[list[Planned], int | None]:
+def _runs(study: Study, launcher: Sequence[str]) -> tuple[list[Planned], LauncherConfig]:
     """Every run, composed and checked."""
     found: dict[str, Planned] = {}
-    at_a_time = None
+    asked = LauncherConfig()
     for block in study.train:
         seeds, once = _seeds(block)
         line = arguments.read(APPS["train"], ["-m", *once.words(), *launcher])
-        jobs, at_a_time = apps.jobs_of(APPS["train"], line)
-        for job, seed in itertools.product(jobs, seeds):
-            assert isinstance(job.settings, TrainSettings)
-            settings = job.settings if seed is None else replace(job.settings, seed=seed)
+        jobs, asked = apps.jobs_of(APPS["train"], line)
+        for (label, composed), seed in itertools.product(jobs, seeds):
+            assert isinstance(composed, TrainSettings)
+            settings = composed if seed is None else replace(composed, seed=seed)
             key = fingerprint(located(settings))
             if key in found:
-                raise UserError(
-                    f"{study.name} trains {job.label} twice: with {block.name} and "
-                    f"{found[key].block.name}."
-                )
+                other = found[key].block
+                where = "" if other is block else f", in {other.name} and in {block.name}"
+                raise UserError(f"{study.name} trains {label} twice{where}.")
             found[key] = Planned(block, settings, key)
-    return list(found.values()), at_a_time
+    return list(found.values()), asked
 
 
 def _seeds(block: Block) -> tuple[list[int | None], Block]:
@@ -159,17 +160,13 @@ def listed(paths: Sequence[Path]) -> str:
 # ---------------------------------------------------------------- what it takes
 
 
-def check_text(plan: Plan) -> None:
-    """Raise UserError unless every run finds text that fills its context."""
-    seen: dict[str, Any] = {}
-    for run in plan.runs:
-        data = run.settings.data
-        if isinstance(data, TaskConfig):
-            continue
-        if repr(data) not in seen:
-            seen[repr(data)] = load_corpus(data)
-            split_documents(seen[repr(data)], data)
-        check_size(seen[repr(data)], run.settings.context)
+def check_inputs(plan: Plan) -> None:
+    """Raise UserError unless every run finds text that fills its context and a plugin that will do.
+
+    The launcher checks its own sweep again; of a study, the last part would be hours away.
+    """
+    jobs = enumerate(plan.runs)
+    plans.check_inputs([plans.Plan(n, run.scheme, run.settings, run.key) for n, run in jobs])
 
 
 def steps(plan: Plan) -> list[str]:
@@ -224,7 +221,7 @@ def cost_of(plan: Plan, folder: Path, calibrated: bool) -> Cost:
     from posbench.jobs.estimating import Estimator, existing, makespan, size_in_words
 
     runs = [run.settings for run in plan.runs]
-    slots = apps.places(runs, plan.at_a_time)
+    slots = plan.places(runs)
     threads = int(slots[0].get("OMP_NUM_THREADS", 0)) or None
     config = plan.settings_of(plan.parts[0]).eval
     estimator = Estimator(config.ratios, calibrated, threads)

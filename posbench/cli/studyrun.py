@@ -18,6 +18,7 @@ import importlib.metadata
 import json
 import platform
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posbench.cli import apps, launcher, studyfile
+from posbench.cli import apps, comparing, launcher, studyfile
 from posbench.cli.arguments import quote
 from posbench.cli.pool import Job, Outcome, Pool
 from posbench.cli.slots import cores, visible_gpus
@@ -34,7 +35,7 @@ from posbench.cli.studyfile import Block
 from posbench.cli.studyplan import (
     Part,
     Plan,
-    check_text,
+    check_inputs,
     cost_of,
     listed,
     steps,
@@ -84,7 +85,7 @@ class Runner:
     def check(self) -> None:
         """Print the steps and their cost; raises UserError for what cannot work."""
         self._check_folder()
-        check_text(self.plan)
+        check_inputs(self.plan)
         self._show_cost()
         print(f"{self.study.name} can be run; --check started nothing.")
 
@@ -107,6 +108,7 @@ class Runner:
                 flush=True,
             )
         else:
+            check_inputs(self.plan)
             self._show_cost()
             if not self._agreed():
                 print("not started.")
@@ -141,6 +143,8 @@ class Runner:
     def _check_folder(self) -> None:
         """Raise UserError unless the folder is free, or holds this very study."""
         if not self.folder.is_dir():
+            if self.folder.exists():
+                raise UserError(f"{self.folder} is a file. Choose another --dir.")
             return
         names = sorted(each.name for each in self.folder.iterdir() if each.name != ".lock")
         if names and FILE not in names:
@@ -282,7 +286,7 @@ class Runner:
             command = (*launcher.PROGRAM, "eval-extrapolate", *words, target)
             jobs.append(Job(number, folder, part.name, command))
         first = [part.runs[0].settings for part in todo]
-        pool = Pool(jobs, apps.places(first, self.plan.at_a_time))
+        pool = Pool(jobs, self.plan.places(first))
         ended = [_record(outcome) for outcome in pool.run()]
         print(table(self.folder / "parts", ended), file=sys.stderr)
         if pool.stopped is not None:
@@ -303,8 +307,6 @@ class Runner:
 
     def _compare(self) -> None:
         """Differences from the baseline, as files beside the report that shows them too."""
-        from posbench.cli import COMMANDS
-
         evaluation = self.folder / "evaluation"
         if self.study.baseline is None:
             return
@@ -314,13 +316,11 @@ class Runner:
         words = [str(evaluation), "--baseline", self.study.baseline, "--out", str(self.folder)]
         with self._step("compare", f"with {self.study.baseline}"):
             try:
-                COMMANDS["compare"][1](words)
+                comparing.compare(words)
             except PosbenchError as error:
                 self.missing.append(f"the comparison ({str(error).rstrip('.')})")
                 return
-        self.record["compared"] = (
-            f"{self.study.baseline} {sha256_file(evaluation / 'results.json')}"
-        )
+        self.record["compared"] = state
 
     # ------------------------------------------------------------ what is left of it
 
@@ -333,7 +333,7 @@ class Runner:
 
     def _page(self, finished: dict[str, Run]) -> str:
         study, record = self.study, self.record
-        command = " ".join(record["command"])
+        command = shlex.join(record["command"])
         machine = record["environment"]
         spent = ", ".join(f"{name} {each / 60:.1f} min" for name, each in record["seconds"].items())
         lines = [

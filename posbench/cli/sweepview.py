@@ -56,7 +56,10 @@ class SweepView:
 
             columns = ("{task.description}", BarColumn(), "{task.fields[note]}")
             self._bars = Progress(
-                *(TextColumn(item) if isinstance(item, str) else item for item in columns),
+                *(
+                    TextColumn(item, markup=False) if isinstance(item, str) else item
+                    for item in columns
+                ),
                 console=Console(stderr=True),
             )
             self._bars.start()

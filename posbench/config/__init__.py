@@ -225,7 +225,7 @@ class TrainSettings(Policies):
     device: Device = setting(Device.auto, "auto takes CUDA when there is one")
     dtype: Precision = setting(Precision.auto, "auto: bfloat16 autocast on CUDA, float32 on a CPU")
     compile: Switch = setting(Switch.auto, "torch.compile; auto: on for CUDA, off for a CPU")
-    threads: int | None = setting(None, "CPU threads; null leaves torch's choice", low=1)
+    threads: int | None = setting(None, "CPU threads; null leaves torch's choice", 1, 1024)
     overwrite: bool = setting(False, "start anew in a folder that already holds this run")
 
 
@@ -318,7 +318,7 @@ class EvalSettings:
     extension: ExtensionConfig = setting(NoExtensionConfig(), "context extension")
     device: Device = setting(Device.auto, "auto takes CUDA when there is one")
     dtype: Precision = setting(Precision.auto, "auto is float32: exactness before speed")
-    threads: int | None = setting(None, "CPU threads; null leaves torch's choice", low=1)
+    threads: int | None = setting(None, "CPU threads; null leaves torch's choice", 1, 1024)
 
 
 @dataclass

@@ -12,7 +12,7 @@ import tiny
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from posbench import configure
+from posbench import configure, costs
 from posbench.attention import Kernel
 from posbench.cli import main
 from posbench.config import EvalConfig, TrainSettings
@@ -163,6 +163,35 @@ def test_a_sweep_is_estimated_whole_and_leaves_nothing(
     assert total["training_seconds"] == pytest.approx(makespan(seconds, 2))
     assert total["flops"] == sum(job["flops"] for job in jobs)
     assert total["misfits"] == []
+
+
+def test_another_launcher_runs_nothing_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = estimate(
+        capsys, "-m", "seed=0,1", "hydra/launcher=basic", "calibrate=false", "device=cpu"
+    )
+    assert found["total"]["jobs"] == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_jobs_on_each_gpu_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    words = ["-m", "seed=0,1,2,3,4,5", "calibrate=false", "device=auto"]
+    assert estimate(capsys, *words, "hydra.launcher.jobs_per_gpu=2")["total"]["at_a_time"] == 4
+
+
+def test_the_file_cache_of_a_container_is_free(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 500\nactive_file 100\n")
+    assert costs._container_room(tmp_path) == 600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert costs._container_room(tmp_path) > 1 << 60
 
 
 def test_without_a_calibration_there_are_counts_but_no_times(

@@ -217,7 +217,16 @@ def test_what_is_never_deleted(out: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    "words", ["prune", "prune --older-than 7", "prune --older-than", "prune --old", "--jsn", "x"]
+    "words",
+    [
+        "prune",
+        f"prune --older-than {'9' * 400}d",
+        "prune --older-than 7",
+        "prune --older-than",
+        "prune --old",
+        "--jsn",
+        "x",
+    ],
 )
 def test_words_that_cannot_be_meant(
     words: str, out: Path, capsys: pytest.CaptureFixture[str]
@@ -226,6 +235,15 @@ def test_words_that_cannot_be_meant(
     assert main(["runs", *words.split()]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert left(out) == {"a"}
+
+
+def test_places_that_overlap_give_each_thing_once(out: Path) -> None:
+    sweep = make_sweep(out / "s", State.done, State.failed)
+    places = [out, sweep, sweep / "1-rope", Path.cwd() / out]
+    assert [item.path for item in inventory.items(places)] == [out / "s"]
+    words = ["runs", "prune", "--failed", "--yes", *map(str, places)]
+    assert main(words) == 0
+    assert left(sweep) == {"0-rope"}
 
 
 def test_a_damaged_record_is_listed_not_fatal(out: Path) -> None:

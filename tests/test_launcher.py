@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from posbench import sweeps
 from posbench.cli import apps, launcher, main, plans, pool
 from posbench.cli.pool import Job, Pool
 from posbench.cli.slots import cores, slots, visible_gpus
-from posbench.cli.sweepview import JobProgress, table
+from posbench.cli.sweepview import JobProgress, SweepView, table
 from posbench.corpus import Corpus, load_corpus
 from posbench.errors import DivergedError, UserError
 from posbench.jobs.train import train
@@ -299,6 +300,36 @@ def test_a_program_that_cannot_start_is_one_failed_job(tmp_path: Path) -> None:
     outcomes = Pool(jobs, [{}]).run()
     assert [outcome.code == 0 for outcome in outcomes] == [False, True]
     assert "/nowhere/python" in outcomes[0].reason
+
+
+def test_a_log_that_cannot_be_written_is_one_failed_job(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()  # a file where its folder goes
+    jobs = [Job(0, tmp_path / "a", "", (sys.executable, "-c", "")), job(tmp_path, 1, "pass")]
+    outcomes = Pool(jobs, [{}]).run()
+    assert [outcome.code == 0 for outcome in outcomes] == [False, True]
+    assert str(tmp_path / "a") in outcomes[0].reason
+
+
+def test_a_job_imports_nothing_that_lies_in_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong random')")
+    (tmp_path / "torch.py").write_text("raise SystemExit('the wrong torch')")
+    sweep = (  # as the script `posbench` would, which does not look there
+        "import subprocess; from posbench.cli.launcher import PROGRAM;"
+        "raise SystemExit(subprocess.run([*PROGRAM, 'list', 'models']).returncode)"
+    )
+    command = [sys.executable, "-P", "-c", sweep]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with SweepView(1) as view:
+        view.show([JobProgress("0-[b]x[/i]", "training", 1, 2, "[/]")], 0)
+    assert "0-[b]x[/i]" in screen.getvalue()
 
 
 def test_what_a_job_leaves_running_is_ended_with_it(tmp_path: Path) -> None:

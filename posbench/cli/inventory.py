@@ -82,7 +82,7 @@ def items(places: Sequence[Path] = ()) -> list[Item]:
         if places and not place.is_dir():
             raise UserError(f"{place} is not a folder.")
         if place.is_dir():
-            found |= {item.path.resolve(): item for item in _below(place)}
+            found = {item.path.resolve(): item for item in _below(place)} | found
     return sorted(_outermost(found), key=lambda item: item.changed)
 
 

@@ -283,6 +283,7 @@ FILES = [
     ("train: {seed: 0}\ntrain: {seed: 1}", "line 2: not valid YAML: train stands there twice"),
     ("train: {train.validate_ratios: &a [*a]}", "a list or mapping that holds itself"),
     ('train: {seed: 0}\nevaluate: {extensions: {"": all}}', "is not an extension"),
+    ("? [train]\n: {seed: 0}", "line 1: not valid YAML"),
     ("title: x", "a study says what to train"),
     ("train: {seed: 0}\nbaselin: rope", "Did you mean baseline?"),
     ("train: {sed: 0}", "sed is not a key of train. Did you mean seed?"),

@@ -145,11 +145,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping; a key that stands there twice would lose what it had first."""
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
             if key.value in seen:
                 problem = f"{key.value} stands there twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
+            seen.add(key.value)
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 

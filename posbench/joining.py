@@ -20,7 +20,15 @@ from typing import Any, TypeVar
 from posbench.discovery import find_folders, outputs
 from posbench.errors import UserError
 from posbench.files import UNREADABLE
-from posbench.results import DocumentLoss, Evaluation, HeadAttention, PositionCurve, Row, Status
+from posbench.results import (
+    DocumentLoss,
+    Evaluation,
+    HeadAttention,
+    PositionCurve,
+    Row,
+    Status,
+    cell_of,
+)
 from posbench.results import read_results as _read
 from posbench.runs import MANIFEST
 
@@ -88,8 +96,16 @@ def find_evaluations(paths: Sequence[str | Path]) -> tuple[list[Part], list[str]
 
 
 def newest_evaluation() -> Part:
-    """The newest evaluation below outputs(); raises UserError if there is none."""
-    parts = list(_readable(where.parent for where in outputs().rglob(RESULTS)))
+    """The newest evaluation below outputs(); raises UserError if there is none.
+
+    Also if a file that cannot be read was written last: it may be the one that is meant.
+    """
+    folders = [where.parent for where in outputs().rglob(RESULTS)]
+    parts = list(_readable(folders))
+    known = {part.folder for part in parts}
+    last = max(folders, key=lambda folder: (folder / RESULTS).stat().st_mtime, default=None)
+    if last is not None and last not in known:
+        read_results(last)
     if not parts:
         raise UserError(
             f"no evaluation found below {outputs().resolve()}, so there is nothing to report. Make "
@@ -198,7 +214,7 @@ def merge(parts: Sequence[Part]) -> Evaluation:
         joined = joined.merged(part.evaluation)
     return replace(
         joined,
-        rows=_once(joined.rows, _cell),
+        rows=_once(joined.rows, cell_of),
         curves=_once(joined.curves, _model_at),
         documents=_once(joined.documents, lambda each: (*_loss(each), each.document)),
         attention=_once(joined.attention, lambda each: (*_model_at(each), each.layer, each.head)),
@@ -308,7 +324,7 @@ def measured_twice(parts: Sequence[Part]) -> list[str]:
     said: dict[str, str] = {}
     for part in parts:
         for row in part.evaluation.rows:
-            folder, before = seen.setdefault(_cell(row), (part.folder, row))
+            folder, before = seen.setdefault(cell_of(row), (part.folder, row))
             if folder != part.folder and _numbers(before) != _numbers(row):
                 said.setdefault(
                     row.run_id,
@@ -322,13 +338,6 @@ def measured_twice(parts: Sequence[Part]) -> list[str]:
 def _numbers(row: Row) -> str:
     """All but what it cost, which is never twice the same; as text, for nan is not equal to nan."""
     return repr(replace(row, seconds=None, tokens_per_s=None, peak_mem_mb=None))
-
-
-def _cell(row: Row) -> tuple[Any, ...]:
-    return (
-        row.run_id, row.extension, row.variant, row.protocol, row.metric, row.ratio,
-        row.eval_length,
-    )  # fmt: skip
 
 
 def _loss(each: DocumentLoss) -> tuple[Any, ...]:

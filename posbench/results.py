@@ -230,20 +230,40 @@ def read_results(folder: Path) -> Evaluation:
     version = saved.get("schema_version") if isinstance(saved, dict) else None
     if version != SCHEMA_VERSION:
         raise ValueError(f"{folder}/results.json has schema {version}, not {SCHEMA_VERSION}")
-    rows = []
+    for key in ("rows", "curves", "documents", "runs", "provenance"):
+        if key not in saved:
+            raise ValueError(f"{key} is missing")
+    rows: list[Row] = []
+    cells: dict[tuple[Any, ...], tuple[str, Row]] = {}
     for where, each in _records(saved, "rows", "row"):
-        rows.append(record(Row, each, where, complete=True))
-        _check_row(rows[-1], where)
+        row = record(Row, each, where, complete=True)
+        _check_row(row, where)
+        before, first = cells.setdefault(cell_of(row), (where, row))
+        if repr(first.value) != repr(row.value):  # repr: nan is not nan
+            raise ValueError(f"{where} is the cell of {before}, with another value")
+        rows.append(row)
     curves = [record(PositionCurve, each, at) for at, each in _records(saved, "curves", "curve")]
-    losses = _records(saved, "documents", "document")
-    documents = [record(DocumentLoss, each, at) for at, each in losses]
+    for number, curve in enumerate(curves, 1):
+        if len({len(each) for each in (curve.lo, curve.hi, curve.nll, curve.sd, curve.n)}) > 1:
+            raise ValueError(f"curve {number}: its columns are not equally long")
+    documents = []
+    for where, each in _records(saved, "documents", "document"):
+        documents.append(record(DocumentLoss, each, where))
+        if documents[-1].n < 1:
+            raise ValueError(f"{where}: n={documents[-1].n} is less than 1")
+    attention = []
+    known = {(row.run_id, row.extension, row.variant) for row in rows}
     heads = _records(saved | {"attention": saved.get("attention", [])}, "attention", "head")
-    attention = [record(HeadAttention, each, at) for at, each in heads]
-    runs = [run for _, run in _records(saved, "runs", "run")]
-    if not all(isinstance(run, dict) and isinstance(run.get("run_id"), str) for run in runs):
-        raise ValueError("a run has no run_id")
-    if not isinstance(saved["provenance"], dict):
-        raise ValueError("provenance is not a mapping")
+    for where, each in heads:
+        head = record(HeadAttention, each, where)
+        if (head.run_id, head.extension, head.variant) not in known:
+            raise ValueError(f"{where}: run_id={head.run_id!r} has no row")
+        attention.append(head)
+    runs = []
+    for where, run in _records(saved, "runs", "run"):
+        _check_run(run, where)
+        runs.append(run)
+    _check_provenance(saved["provenance"])
     return Evaluation(rows, curves, documents, runs, saved["provenance"], attention)
 
 
@@ -257,10 +277,50 @@ def _records(saved: dict[str, Any], key: str, one: str) -> list[tuple[str, Any]]
     ]
 
 
+def cell_of(row: Row) -> tuple[Any, ...]:
+    """What tells one row of an evaluation from every other."""
+    return (
+        row.run_id, row.extension, row.variant, row.protocol, row.metric, row.ratio,
+        row.eval_length,
+    )  # fmt: skip
+
+
+_RUN_TEXTS = ("folder", "encoding", "model", "checkpoint_sha256", "settings_id", "corpus", "task")
+_RUN_NUMBERS = (
+    "seed", "train_length", "parameters", "encoding_parameters", "tokens", "train_tokens_per_s",
+    "train_peak_mem_mb", "validation_nll", "unigram_ppl",
+)  # fmt: skip
+
+
+def _check_run(run: Any, where: str) -> None:
+    """Raise ValueError for the record of a run that reports could not read."""
+    if not isinstance(run, dict) or not isinstance(run.get("run_id"), str):
+        raise ValueError(f"{where} has no run_id")
+    for names, kinds, said in ((_RUN_TEXTS, str, "text"), (_RUN_NUMBERS, (int, float), "number")):
+        for name in names:
+            if not isinstance(run.get(name), (kinds, type(None))):
+                raise ValueError(f"{where}: {name}={run[name]!r} is not a {said}")
+
+
+def _check_provenance(saved: Any) -> None:
+    done = saved.get("evaluations", []) if isinstance(saved, dict) else None
+    if not isinstance(done, list) or not all(isinstance(each, dict) for each in done):
+        raise ValueError("provenance is not a mapping that lists evaluations")
+
+
 def _check_row(row: Row, where: str) -> None:
     """Raise ValueError for a row whose numbers contradict each other or its status."""
     if row.status is Status.ok and row.value is None:
         raise ValueError(f"{where}: status=ok without a value")
+    if row.status not in (Status.ok, Status.nonfinite):
+        for name in ("value", "nll", "ppl"):
+            if getattr(row, name) is not None:
+                raise ValueError(f"{where}: status={row.status} with {name}={getattr(row, name)}")
+    if row.status is not Status.skipped:  # that of a damaged run knows no length
+        _check_length(row, where)
+    broken = row.metric == "ppl" and row.status is Status.nonfinite
+    if broken and row.ppl is not None and math.isfinite(row.ppl):
+        raise ValueError(f"{where}: status=nonfinite with ppl={row.ppl}")
     if row.metric == "ppl" and row.status is Status.ok:
         if row.nll is None or not math.isfinite(row.nll):
             raise ValueError(f"{where}: status=ok with nll={row.nll}")
@@ -270,6 +330,18 @@ def _check_row(row: Row, where: str) -> None:
         raise ValueError(f"{where}: ppl={row.ppl} is not exp(nll={row.nll})")
     if row.ci_lo is not None and row.ci_hi is not None and row.ci_lo > row.ci_hi:
         raise ValueError(f"{where}: ci_lo={row.ci_lo} is above ci_hi={row.ci_hi}")
+
+
+def _check_length(row: Row, where: str) -> None:
+    for name in ("train_length", "eval_length", "ratio"):
+        value = getattr(row, name)
+        if not 0 < value < math.inf:
+            raise ValueError(f"{where}: {name}={value} is not above 0")
+    if abs(row.eval_length - row.ratio * row.train_length) > 1:
+        raise ValueError(
+            f"{where}: eval_length={row.eval_length} is not ratio={row.ratio:g} times "
+            f"train_length={row.train_length}"
+        )
 
 
 def _is_exp(ppl: float, nll: float) -> bool:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import made_up
 from sweeps import sweep
 
+from posbench.config import EvalSettings
 from posbench.errors import UserError
-from posbench.jobs.evaluate import merge_evaluations
-from posbench.joining import MISMATCH, Part, find_evaluations, join
+from posbench.jobs.evaluate import FILES, earlier, merge_evaluations
+from posbench.joining import MISMATCH, Part, find_evaluations, join, newest_evaluation
 from posbench.report import run_report, terminal_table
 from posbench.report.answer import answer, caveats
 from posbench.report.lines import tables
@@ -50,6 +53,12 @@ EDITS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda row: row.update(perplexity=8.0), r"row 2: unknown column 'perplexity'"),
     (lambda row: row.pop("targets_sha256"), r"row 2: column 'targets_sha256' is missing"),
     (lambda row: row.update(ci_lo=9.0, ci_hi=8.0), r"row 2: ci_lo=9.0 is above ci_hi=8.0"),
+    (lambda row: row.update(status="oom"), r"row 2: status=oom with value=8.1"),
+    (lambda row: row.update(status="nonfinite"), r"row 2: status=nonfinite with ppl=8.1"),
+    (lambda row: row.update(ratio=0.0), r"row 2: ratio=0.0 is not above 0"),
+    (lambda row: row.update(eval_length=-5), r"row 2: eval_length=-5 is not above 0"),
+    (lambda row: row.update(ratio=3.0), r"row 2: eval_length=128 is not ratio=3 times"),
+    (lambda row: row.update(ratio=1.0, eval_length=64), r"row 2 is the cell of row 1, with"),
 ]
 
 
@@ -78,7 +87,9 @@ def test_an_edited_results_file_is_refused_by_its_row(
         ("documents", [{"run_id": "r"}], "document 1: column 'extension' is missing"),
         ("curves", [{"lo": 3}], r"curve 1: column 'run_id' is missing"),
         ("runs", [{}], "no run_id"),
+        ("runs", [{"run_id": "r", "unigram_ppl": "high"}], "run 1: unigram_ppl='high' is not a"),
         ("provenance", [], "provenance"),
+        ("provenance", {"evaluations": 3}, "provenance"),
     ],
 )
 def test_other_records_are_looked_at_too(
@@ -88,6 +99,56 @@ def test_other_records_are_looked_at_too(
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
     with pytest.raises(ValueError, match=message):
         read_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "message"),
+    [
+        ("documents", {"n": 0}, "document 1: n=0 is less than 1"),
+        ("curves", {"nll": [1.0]}, "curve 1: its columns are not equally long"),
+        ("attention", {"run_id": "nobody"}, "head 1: run_id='nobody' has no row"),
+    ],
+)
+def test_an_edit_beside_the_rows_is_refused(
+    key: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    file = saved(made_up(("rope",), (0,), attention=True), tmp_path) / "results.json"
+    read_results(tmp_path)
+    content = json.loads(file.read_text())
+    content[key][0] |= change
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        read_results(tmp_path)
+
+
+def test_an_edited_file_is_neither_complete_nor_a_part_of_a_sweep(tmp_path: Path) -> None:
+    """A second `eval-extrapolate` into the folder, and the table over a sweep's jobs, name it."""
+    for name in FILES:
+        (tmp_path / name).touch()
+    file = saved(sweep(ROPE), tmp_path) / "results.json"
+    content = json.loads(file.read_text())
+    content["rows"][1]["nll"] = 1.0
+    file.write_text(json.dumps(content))
+    for command in (
+        lambda: earlier(tmp_path, EvalSettings()),
+        lambda: merge_evaluations([tmp_path], tmp_path / "all"),
+    ):
+        with pytest.raises(UserError, match=r"results\.json .*row 2: ppl=.* is not exp"):
+            command()
+
+
+def test_the_newest_evaluation_is_not_passed_over_for_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSBENCH_OUTPUTS", str(tmp_path))
+    saved(sweep(ROPE), tmp_path / "old")
+    file = saved(sweep(ALIBI), tmp_path / "new") / "results.json"
+    file.write_text(file.read_text().replace('"ok"', '"good"', 1))
+    os.utime(tmp_path / "old" / "results.json", (1, 1))
+    with pytest.raises(UserError, match=r"new/results\.json .*row 1: status='good'"):
+        newest_evaluation()
+    os.utime(file, (0, 0))
+    assert newest_evaluation().folder == tmp_path / "old"
 
 
 def test_every_status_comes_back(tmp_path: Path) -> None:
@@ -246,7 +307,9 @@ def test_a_sweep_stands_for_its_newest_evaluation_that_holds_all_its_runs(output
     assert [part.folder for part in named] == [old, new]
 
 
-def test_runs_of_several_evaluations_are_taken_from_the_newest_of_each(outputs: Path) -> None:
+def test_runs_of_several_evaluations_are_taken_from_the_newest_of_each(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved(at(sweep(ROPE | ALIBI), "2026-01-01"), outputs / "eval" / "old")
     (outputs / "eval" / "old" / "results.json").unlink()
     saved(at(sweep(ROPE), "2026-01-02"), outputs / "eval" / "rope")
@@ -258,6 +321,8 @@ def test_runs_of_several_evaluations_are_taken_from_the_newest_of_each(outputs: 
     run_folder(outputs / "train" / "sweep" / "4-x", "t5-s0")
     _, missing = find_evaluations([outputs / "train" / "sweep"])
     assert missing == ["2 runs have not been evaluated, and are left out: 3-x, 4-x."]
+    run_report([outputs / "train" / "sweep"])
+    assert missing[0] in capsys.readouterr().out
 
 
 def test_one_run_leaves_out_the_rows_of_the_others(outputs: Path) -> None:

@@ -37,7 +37,8 @@ def row(**values: Any) -> Row:
 
 
 def evaluation() -> Evaluation:
-    broken = row(nll=math.inf, ppl=math.inf, value=math.nan, status=Status.nonfinite)
+    broken = row(nll=math.inf, ppl=math.inf, value=math.nan, status=Status.nonfinite, seed=1)
+    broken.run_id = "r1"
     return Evaluation(
         rows=[row(nll=1.5, ppl=math.exp(1.5), value=math.exp(1.5)), broken],
         curves=[

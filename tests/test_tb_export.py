@@ -268,7 +268,7 @@ def test_an_evaluation_that_is_damaged_is_one_line(
 ) -> None:
     (copied / "eval" / "results.json").write_text(text)
     before = files(copied / "eval" / "tb")
-    assert "results.json was not written by this posbench" in fails(capsys, copied / "eval")
+    assert "results.json was not written by posbench" in fails(capsys, copied / "eval")
     assert files(copied / "eval" / "tb") == before
 
 

@@ -11,10 +11,10 @@ from posbench.config import EvalSettings, Tune
 from posbench.discovery import find_folders
 from posbench.errors import CheckpointError, UserError
 from posbench.files import storage
-from posbench.joining import Part, measured_twice, merge, unlike
+from posbench.joining import Part, measured_twice, merge, read_results, unlike
 from posbench.plugins import changed_plugin
 from posbench.report.tuned import TUNE
-from posbench.results import BASELINE, Evaluation, Status, read_results
+from posbench.results import BASELINE, Evaluation, Status
 from posbench.rules import check
 from posbench.runs import JOB_FILES, MANIFEST, Lock, PluginError, describe, load_run, now
 from posbench.saved import to_dict
@@ -93,15 +93,14 @@ def earlier(folder: Path, settings: EvalSettings) -> Evaluation | None:
         )
     if not set(FILES) <= names:  # nothing yet, or killed while writing
         return None
-    try:
-        found = read_results(folder)
-        done = found.provenance["evaluations"]
-        before = done[0]["asked"]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    found = read_results(folder)
+    done = found.provenance.get("evaluations", [])
+    before = done[0].get("asked") if done else None
+    if not isinstance(before, dict):
         raise UserError(
-            f"{folder / 'results.json'} was not written by this posbench, or is damaged. "
-            "Choose another hydra.run.dir."
-        ) from None
+            f"{folder / 'results.json'} does not say what was asked for, so it was not written by "
+            "posbench or was changed since. Choose another hydra.run.dir."
+        )
     wanted = asked(settings)
     changed = {
         key: (before.get(key), wanted[key]) for key in wanted if before.get(key) != wanted[key]

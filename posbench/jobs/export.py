@@ -25,10 +25,9 @@ from posbench.board.train import Record
 from posbench.discovery import holders
 from posbench.errors import PosbenchError, UserError
 from posbench.files import UNREADABLE, storage
-from posbench.results import Evaluation, read_results
+from posbench.joining import RESULTS, read_results
+from posbench.results import Evaluation
 from posbench.runs import MANIFEST, METRICS, TENSORBOARD, Lock, PluginError, load_run, scheme_of
-
-RESULTS = "results.json"
 
 
 @dataclass
@@ -120,7 +119,7 @@ def _find(paths: list[Path]) -> Found:
             found.runs += [run] if run.records else []  # none before the first step
     for folder in _folders(paths, RESULTS):
         try:
-            found.evaluations.append(_evaluated(folder))
+            found.evaluations.append(Evaluated(folder, read_results(folder)))
         except PosbenchError as error:
             found.errors.append(error)
     return found
@@ -139,15 +138,6 @@ def _trained(folder: Path) -> Trained:
         run = error.run
     name = run_name(scheme_of(run.settings), run.settings.seed)
     return Trained(folder, name, journal.read(folder / METRICS))
-
-
-def _evaluated(folder: Path) -> Evaluated:
-    try:
-        return Evaluated(folder, read_results(folder))
-    except UNREADABLE as error:
-        raise UserError(
-            f"{folder / RESULTS} was not written by this posbench, or is damaged ({error})."
-        ) from None
 
 
 # ---------------------------------------------------------------- where it goes

@@ -67,7 +67,7 @@ def run_report(paths: list[Path], allow_mismatch: bool = False) -> None:
     for rows in one column that were scored on different tokens, unless `allow_mismatch`, which is
     then written on the report.
     """
-    found = find_evaluations(paths)[0] if paths else [newest_evaluation()]
+    found, missing = find_evaluations(paths) if paths else ([newest_evaluation()], [])
     # Every folder is read before the first is written: a wrong path changes nothing.
     parts = [Part(each.folder, read_results(each.folder)) for each in found]
     for part in parts:
@@ -76,6 +76,8 @@ def run_report(paths: list[Path], allow_mismatch: bool = False) -> None:
                 f"{part.folder} holds no measurement, so there is nothing to report. "
                 "Evaluate a trained run first: posbench eval-extrapolate runs=DIR"
             )
+    for sentence in missing:
+        print(sentence)
     evaluations = [join([part], allow_mismatch=allow_mismatch) for part in parts]
     for part, evaluation in zip(parts, evaluations, strict=True):
         write_report(evaluation, part.folder)

@@ -43,8 +43,8 @@ class Claim:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Of the ratio to its own 1x, or to the perplexity of `than`."""
-        return DEGREES[self.degree] if self.degree else (0.0, 1.0)
+        """Of the ratio to its own 1x, or to the perplexity of `than`: equal is not better."""
+        return DEGREES[self.degree] if self.degree else (0.0, math.nextafter(1.0, 0.0))
 
 
 _ADDED_TRAINING = "it is meant to be trained on at the longer length"

@@ -16,6 +16,7 @@ from scipy import stats
 from posbench.catalog import ENCODING_CARDS, EXTENSION_CARDS, POLICY_CARDS, PROTOCOL_CARDS
 from posbench.claims import DEGREES, ENCODING_CLAIMS, EXTENSION_CLAIMS, MEANINGS, TUTORIAL
 from posbench.references import REFERENCES, own_bibtex, references_of
+from posbench.report.answer import caveats
 from posbench.report.lines import tables
 from posbench.report.verdicts import claims, degree_of, over_seeds, rule, verdict
 from posbench.results import Evaluation, Status
@@ -159,6 +160,19 @@ def test_better_than_is_paired(monkeypatch: pytest.MonkeyPatch) -> None:
         assert judged(evaluation)[key][1] == "confirmed"
 
 
+def test_equal_is_not_better() -> None:
+    evaluation = made_up(("rope", "fope"))
+    rope = {
+        (r.seed, r.protocol, r.metric, r.ratio): r
+        for r in evaluation.rows[: len(evaluation.rows) // 2]
+    }
+    for row in evaluation.rows:
+        same = rope[row.seed, row.protocol, row.metric, row.ratio]
+        row.nll, row.ppl, row.value = same.nll, same.ppl, same.value
+    found = judged(evaluation)["fope", "more stable than RoPE on longer text"]
+    assert found[:2] == ("1.000x", "refuted")
+
+
 def test_better_than_what_was_not_measured_is_open() -> None:
     found = judged(made_up(("fope",)))
     assert found["fope", "more stable than RoPE on longer text"][:2] == (
@@ -187,6 +201,18 @@ def test_a_model_that_learned_nothing_confirms_nothing() -> None:
     assert judged(evaluation)["alibi", "very strong"][1] == "inconclusive"
 
 
+def test_each_line_is_held_against_the_frequencies_of_its_own_text() -> None:
+    """Bytes have a far lower perplexity than words; both models here have learned theirs."""
+    evaluation = made_up(("rope", "alibi"))
+    for run in evaluation.runs:
+        if run["encoding"] == "rope":
+            run["unigram_ppl"] = 1.0
+    assert judged(evaluation)["alibi", "very strong"][1] == "confirmed"
+    said = " ".join(caveats(evaluation, tables(evaluation)))
+    assert "rope has learned little" in said
+    assert "alibi has learned little" not in said
+
+
 def test_lengths_near_1x_show_nothing() -> None:
     evaluation = made_up(("alibi",))
     evaluation.rows = [row for row in evaluation.rows if row.ratio == 1]
@@ -198,7 +224,7 @@ def test_one_broken_seed_is_not_averaged_away() -> None:
     for row in evaluation.rows:
         if (row.seed, row.ratio, row.metric) == (1, 4.0, "ppl"):
             row.status, row.ppl, row.nll, row.value = Status.nonfinite, INF, INF, INF
-    assert judged(evaluation)["alibi", "very strong"][:2] == ("infx", "inconclusive")
+    assert judged(evaluation)["alibi", "very strong"][:2] == ("inf", "inconclusive")
 
 
 # ---------------------------------------------------------------- what is on record

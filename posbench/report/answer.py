@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from posbench.joining import MISMATCH
 from posbench.report.extended import not_applicable
-from posbench.report.lines import Cell, Line, Table, number, subjects_of
+from posbench.report.lines import Cell, Line, Table, number, subjects_of, unlearned
 from posbench.report.missing import missing_runs
 from posbench.results import Evaluation, Status
 
@@ -210,19 +210,15 @@ def _remarks(shown: list[Table], evaluation: Evaluation) -> list[str]:
 
 
 def _unlearned(evaluation: Evaluation, shown: list[Table]) -> list[str]:
-    floor = [run["unigram_ppl"] for run in evaluation.runs if _is_number(run.get("unigram_ppl"))]
-    if not floor or not shown:
+    if not shown:
         return []
+    none = unlearned(evaluation, shown[0].protocol)
     return [
         f"{line.label} has learned little or nothing: its perplexity at 1x, "
         f"{line.cells[1].text}, is not below that of token frequencies alone."
         for line in shown[0].lines
-        if 1 in line.cells and line.cells[1].mean is not None and line.cells[1].mean >= min(floor)
+        if line.subject in none
     ]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _targets(evaluation: Evaluation, shown: list[Table]) -> list[str]:

@@ -160,6 +160,26 @@ def subjects_of(evaluation: Evaluation) -> dict[tuple[str, str, str], Subject]:
     }
 
 
+def unlearned(evaluation: Evaluation, protocol: str) -> set[Subject]:
+    """Subjects whose perplexity at 1x is not below that of the token frequencies of their text.
+
+    Means over seeds; a subject whose runs did not record that perplexity is not among them.
+    """
+    floors = {run["run_id"]: run.get("unigram_ppl") for run in evaluation.runs}
+    subjects = subjects_of(evaluation)
+    found: dict[Subject, list[tuple[float, float]]] = defaultdict(list)
+    for row in evaluation.rows:
+        floor = floors.get(row.run_id)
+        measured = row.status in (Status.ok, Status.nonfinite)
+        if (row.protocol, row.metric, row.ratio) == (protocol, "ppl", 1) and measured and floor:
+            found[subjects[row.run_id, row.extension, row.variant]].append((_ppl(row), floor))
+    return {
+        subject
+        for subject, pairs in found.items()
+        if sum(ppl for ppl, _ in pairs) >= sum(floor for _, floor in pairs)
+    }
+
+
 def name_of(subject: Subject) -> str:
     """What is compared: the encoding, its extension and its variant, as `rope + yarn`."""
     name = subject.encoding

@@ -20,7 +20,7 @@ from posbench.claims import (
 )
 from posbench.references import REFERENCES
 from posbench.report.grid import Grid
-from posbench.report.lines import Line, Subject, Table, subjects_of
+from posbench.report.lines import Line, Subject, Table, subjects_of, unlearned
 from posbench.results import DocumentLoss, Evaluation, Row, Status
 from posbench.statistics import FEWEST_DOCUMENTS, resampled_means
 
@@ -156,8 +156,7 @@ class _Judge:
         for each in evaluation.documents:
             if each.protocol == table.protocol and not each.variant:
                 self.documents[each.run_id, each.extension, each.eval_length].append(each)
-        known = [run["unigram_ppl"] for run in evaluation.runs if run.get("unigram_ppl")]
-        self.floor = min((float(each) for each in known), default=math.inf)
+        self.unlearned = unlearned(evaluation, table.protocol)
 
     def row(self, line: Line, claim: Claim) -> list[object]:
         """One row of the table of claims."""
@@ -173,12 +172,13 @@ class _Judge:
             return [line.label, who, claim.words, means, f"{at:g}x", found.words, "inconclusive"]
         said = verdict(found.low, found.high, claim.limits)
         reason = found.basis
-        if not claim.than and self._unlearned(line):
+        if not claim.than and line.subject in self.unlearned:
             said, reason = "inconclusive", "it has learned nothing beyond token frequencies"
         elif math.isnan(found.low):
             reason = "no interval"
         spread = "" if _undefined(found) else f"[{_times(found.low)}, {_times(found.high)}]"
-        number = "not defined" if _undefined(found) else f"{_times(found.value)}x"
+        times = "inf" if math.isinf(found.value) else f"{_times(found.value)}x"
+        number = "not defined" if _undefined(found) else times
         degree = "" if claim.than or _undefined(found) else degree_of(found.value)
         cell = (number, degree, "" if math.isnan(found.low) else spread)
         return [line.label, who, claim.words, means, f"{at:g}x", cell, (said, "", reason)]
@@ -199,10 +199,6 @@ class _Judge:
             for row in self.rows[subject, "ppl", ratio]
             if row.status in (Status.ok, Status.nonfinite, Status.unsupported)
         }
-
-    def _unlearned(self, line: Line) -> bool:
-        values = self._values(line.subject, 1.0).values()
-        return bool(values) and mean(values) >= self.floor
 
     def _own(self, line: Line, at: float) -> Measured:
         """Perplexity at `at` over that at 1x."""

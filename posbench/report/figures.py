@@ -29,6 +29,7 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": _INK,
     "ytick.color": _INK,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # names are names, dollar signs and all
 }
 
 

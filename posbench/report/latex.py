@@ -35,7 +35,9 @@ def table_tex(evaluation: Evaluation, table: Table | None) -> str:
     rows = []
     for line in table.lines:
         cells = [_cell(line.cell(ratio), ratio, numbers) for ratio in table.ratios]
-        rows.append(" & ".join([latex(line.label), *cells]) + r" \\")
+        # After a line's end a bracket or star would be taken for its argument.
+        label = "{}" * line.label.startswith(("[", "*")) + latex(line.label)
+        rows.append(" & ".join([label, *cells]) + r" \\")
     reasons = [f"({number}) {reason}." for reason, number in numbers.items()]
     return "\n".join(
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -43,11 +44,20 @@ def _environment(autoescape: bool) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["words"] = _words
+    environment.filters["plain"] = plain
     return environment
+
+
+# What Markdown takes for code, emphasis, a link or HTML; `kerple_log` and `<0.001` are none.
+_MARKUP = re.compile(r"[\\`*]|(?<!\w)_|_(?!\w)|\](?=\()|<(?=[A-Za-z/!?])|~(?=~)|&(?=#?\w+;)")
+
+
+def plain(text: str) -> str:
+    """`text` in one line of Markdown that shows it as it is, whatever it holds."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def _words(cell: object) -> str:
     """A cell in one line of Markdown: its parts apart, and no sign that ends the cell."""
     parts = cell if isinstance(cell, tuple) else (cell,)
-    text = " ".join(str(part) for part in parts if part != "")
-    return text.replace("|", "\\|").replace("\n", " ")
+    return plain(" ".join(str(part) for part in parts if part != "")).replace("|", "\\|")

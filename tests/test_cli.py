@@ -404,8 +404,9 @@ def test_a_real_process_from_another_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_stops_reading_is_no_error() -> None:
-    command = f"{sys.executable} -m posbench train --help | head -1; exit ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize("words", ["train --help | head -1", "list encodings | true"])
+def test_a_reader_that_stops_reading_is_no_error(words: str) -> None:
+    command = f"{sys.executable} -m posbench {words}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 

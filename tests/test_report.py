@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import io
 import itertools
 import math
 import re
@@ -12,13 +14,16 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from posbench.catalog import ENCODING_CARDS, EXTENSION_CARDS, POLICY_CARDS
 from posbench.errors import UserError
 from posbench.report import run_report, terminal_table, write_report
 from posbench.report.answer import answer, caveats
+from posbench.report.comparison import print_comparison
 from posbench.report.drawing import spread_out
 from posbench.report.lines import Table, labels_of, number, subjects_of, tables, word
+from posbench.report.pairs import compare
 from posbench.report.position import traces_of
 from posbench.report.style import COLORS, color_of, dash_of, marker_of
 from posbench.results import Evaluation, PositionCurve, Row, Status
@@ -371,6 +376,38 @@ def test_the_page_escapes_what_it_is_given(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert page.count("<script") == 1  # our own, which sorts tables
     assert "&lt;script&gt;alert" in page
+
+
+ODD = "a$\\frac$*b*_c_ <img src=x> `q` [x](y) $"
+
+
+def test_odd_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Neither mathematics in a figure, nor markup in Markdown, nor a command in LaTeX."""
+    rows = [*line("rope", [5.0, 6.0, 7.0]), *line("alibi", [5.0, 5.0, 5.0])]
+    for each in rows:
+        each.encoding = {"rope": ODD, "alibi": "[z]"}[each.encoding]
+    write_report(Evaluation(rows=rows), tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert html.escape(ODD, quote=False) in page
+    assert "<img" not in page
+    wanted = r"a$\\frac$\*b\*\_c\_ \<img src=x> \`q\` [x\](y) $"
+    text = (tmp_path / "report.md").read_text()
+    assert text.count(wanted) == text.count("frac") > 2
+    table = (tmp_path / "table.tex").read_text()
+    assert r"a\$\textbackslash{}frac\$*b*\_c\_ \textless{}img" in table
+    assert "    {}[z] &" in table  # a bracket after a line's end would be its argument
+
+
+def test_words_of_a_comparison_are_never_cut() -> None:
+    others = line("an encoding of a longer name", [5.0, 6.0, 7.0])
+    for each in others:
+        each.status, each.value, each.ppl, each.nll = Status.not_enough_data, None, None, None
+    found = compare(Evaluation(rows=[*line("rope", [5.0, 6.0, 7.0]), *others]), "rope")
+    for width in (80, 60, 40):
+        text = io.StringIO()
+        print_comparison(found, [], Console(file=text, width=width))
+        assert "…" not in text.getvalue()
+        assert all(part in text.getvalue() for part in ("not", "enoug", "longe"))
 
 
 def test_markdown_rows_are_as_wide_as_their_heading(tmp_path: Path) -> None:

@@ -160,6 +160,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich's way of saying the same
+            return Exit.OK
         if is_job and error.code:
             traceback.print_exc()
         if error.code is None or isinstance(error.code, int):

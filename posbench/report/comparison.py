@@ -242,20 +242,29 @@ _STACKED = (
 
 
 def _fitting(cells: list[Comparison], width: int) -> RichTable:
-    """One row for each line if `width` columns are enough for that, otherwise two."""
+    """One row for each line if `width` columns are enough for that, otherwise two.
+
+    What is too long even so goes on below, so that no number and no word is ever cut.
+    """
     flips = any(_flip(cell) for cell in cells)
     names = [(name,) for name in _COLUMNS if flips or name != "sign-flip"]
     wide = _laid_out(cells, names)
-    if Console(width=10_000).measure(wide).maximum <= width:
+    probe = Console(width=10_000)
+    if probe.measure(wide).maximum <= width:
         return wide
     stacked = [("p", "Holm", "sign-flip") if flips and "p" in each else each for each in _STACKED]
-    return _laid_out(cells, stacked)
+    tight = _laid_out(cells, stacked, may_wrap=("encoding", "difference"))
+    if probe.measure(tight).minimum <= width:
+        return tight
+    return _laid_out(cells, stacked, may_wrap=[names[0] for names in stacked])
 
 
-def _laid_out(cells: list[Comparison], columns: Sequence[tuple[str, ...]]) -> RichTable:
+def _laid_out(
+    cells: list[Comparison], columns: Sequence[tuple[str, ...]], may_wrap: Sequence[str] = ()
+) -> RichTable:
     table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for names in columns:
-        table.add_column("\n".join(names), no_wrap=True)
+        table.add_column("\n".join(names), no_wrap=names[0] not in may_wrap, overflow="fold")
     for cell in cells:
         texts = ("\n".join(_COLUMNS[name](cell) for name in names) for names in columns)
         table.add_row(*(Text(text.rstrip("\n")) for text in texts))

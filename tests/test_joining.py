@@ -129,10 +129,11 @@ def test_an_edited_file_is_neither_complete_nor_a_part_of_a_sweep(tmp_path: Path
     content = json.loads(file.read_text())
     content["rows"][1]["nll"] = 1.0
     file.write_text(json.dumps(content))
-    for command in (
+    commands: list[Callable[[], object]] = [
         lambda: earlier(tmp_path, EvalSettings()),
         lambda: merge_evaluations([tmp_path], tmp_path / "all"),
-    ):
+    ]
+    for command in commands:
         with pytest.raises(UserError, match=r"results\.json .*row 2: ppl=.* is not exp"):
             command()
 

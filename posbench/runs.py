@@ -393,13 +393,14 @@ def keep_plugin(run: Run) -> dict[str, str]:
 
 
 def clear(folder: Path) -> None:
-    """Remove what a run wrote, and nothing else."""
+    """Remove what a run wrote, and nothing else; of a link the link, not what it points to."""
     with storage(folder):
-        for name in (CHECKPOINTS, PLUGINS, TENSORBOARD):
-            if (folder / name).is_dir() and not (folder / name).is_symlink():
-                shutil.rmtree(folder / name)
-        for name in (METRICS, TOKENIZER, MANIFEST):
-            (folder / name).unlink(missing_ok=True)
+        for name in (CHECKPOINTS, PLUGINS, TENSORBOARD, METRICS, TOKENIZER, MANIFEST):
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def describe(changed: dict[str, tuple[Any, Any]]) -> str:

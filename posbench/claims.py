@@ -91,7 +91,6 @@ ENCODING_CLAIMS = (
         "strong, with a temperature",
         unjudged="the claim is about eval.temperature, and this is the run as trained",
     ),
-    Claim("swa", "chi2022", "flat beyond the window", "very strong"),
     Claim(
         "drope",
         "gelberg2025",

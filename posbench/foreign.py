@@ -333,9 +333,12 @@ def _weight_files(folder: Path) -> list[str]:
         return [WEIGHTS]
     if (folder / SHARDS).is_file():
         try:
-            return sorted({*json.loads((folder / SHARDS).read_text())["weight_map"].values()})
+            names = list(json.loads((folder / SHARDS).read_text())["weight_map"].values())
         except UNREADABLE as error:
             raise CheckpointError(f"{folder / SHARDS} cannot be read: {error}") from None
+        if not names or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"{folder / SHARDS} names no file of weights for a tensor.")
+        return sorted(set(names))
     pickles = [name for name in PICKLES if (folder / name).is_file()]
     if pickles:
         raise CheckpointError(

@@ -85,7 +85,7 @@ def _measure(
     row.min_context, row.mean_context = half + 1, float(np.arange(half + 1, 2 * half).mean())
     row.n_nonfinite = int((~np.isfinite(losses)).sum())
     if row.n_nonfinite:
-        row.status, row.nll = Status.nonfinite, math.inf
+        row.status, row.value, row.nll = Status.nonfinite, math.nan, math.inf
         row.reason = f"{row.n_nonfinite} of {losses.size} losses are not finite"
         return
     gains = first - again

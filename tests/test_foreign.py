@@ -357,6 +357,10 @@ def broken(kind: str, folder: Path) -> Path:
             weights.rename(folder / "pytorch_model.bin")
         case "no weights":
             weights.unlink()
+        case "shards":
+            weights.unlink()
+            index = {"weight_map": {"model.norm.weight": [1]}}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         case "cut off":
             weights.write_bytes(weights.read_bytes()[:-100])
         case "no config":
@@ -386,6 +390,7 @@ def broken(kind: str, folder: Path) -> Path:
 BROKEN = [
     ("pickle", CheckpointError, "a pickle, which can run code"),
     ("no weights", CheckpointError, "has no model.safetensors"),
+    ("shards", CheckpointError, "names no file of weights"),
     ("cut off", CheckpointError, "model.safetensors cannot be read"),
     ("no config", UserError, "the folder has no config.json"),
     ("config", CheckpointError, "config.json cannot be read"),

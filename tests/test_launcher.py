@@ -432,7 +432,7 @@ def test_places_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("posbench.cli.slots.cores", lambda: 8)
     assert [place["OMP_NUM_THREADS"] for place in slots(20, None, [])] == ["1"] * 8
-    assert [place["OMP_NUM_THREADS"] for place in slots(3, None, [])] == ["2"] * 3
+    assert [place["OMP_NUM_THREADS"] for place in slots(3, None, [])] == ["1"] * 3
     assert [place["OMP_NUM_THREADS"] for place in slots(20, 2, [])] == ["4", "4"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert slots(20, 2, []) == [{}, {}]

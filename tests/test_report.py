@@ -494,7 +494,7 @@ def _seen(color: str, vision: list[list[float]]) -> np.ndarray:
 
 
 # Machado, Oliveira and Fernandes 2009, severity 1.
-VISIONS = {
+VISIONS: dict[str, list[list[float]]] = {
     "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
     "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
     "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],

@@ -263,7 +263,21 @@ def test_the_latex_table_keeps_its_words() -> None:
     assert caption
     for fact in ("posbench-v1", "pysource", "cdcdcdcdcdcd", "abababababab", "torch 2.13.0"):
         assert fact in caption[1]
+    assert "Mean and standard deviation over seeds." in caption[1]
     assert table_tex(Evaluation(), None).startswith("%")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [((0,), "ratio to 1x"), ((0, 1), "Mean and standard deviation over seeds; of one, a")],
+)
+def test_the_latex_table_says_what_its_spreads_are(seeds: tuple[int, ...], said: str) -> None:
+    evaluation, more = made_up(["rope"], (0,)), made_up(["alibi"], seeds)
+    evaluation.rows += more.rows
+    evaluation.runs += more.runs
+    text = table_tex(evaluation, headline_of(tables(evaluation)[0]))
+    assert said in text
+    assert "95 % interval" in text.replace("\\%", "%")
 
 
 def test_latex_takes_any_text() -> None:

@@ -53,7 +53,8 @@ from posbench.jobs.sample import question, sample
 from posbench.jobs.train import resume_training, run_training
 from posbench.model import IGNORED, LanguageModel
 from posbench.report import terminal_table, write_report
-from posbench.results import Row, Status
+from posbench.report.probes import probe_grids
+from posbench.results import Evaluation, Row, Status
 from posbench.runs import load_run
 from posbench.runtime import resolve
 from posbench.scoring import answer_scores
@@ -803,6 +804,27 @@ def test_a_reader_of_another_distance_gains_nothing() -> None:
     near = probe(Rereader(2000, 16), 64)
     assert near.value is not None
     assert abs(near.value) < 0.02 * math.log(2000)
+
+
+def test_a_loss_that_is_not_a_number_is_a_row_that_says_so() -> None:
+    class Broken(Flat):
+        def features(self, tokens: Tensor, positions: Any = None, last: int = 1) -> Tensor:
+            return torch.full((*tokens.shape, self.vocabulary), math.nan)[:, -last:]
+
+    row = probe(Broken(50), 64)
+    assert row.status is Status.nonfinite
+    assert row.value is not None  # no blank
+    assert math.isnan(row.value)
+
+
+def test_a_seed_that_failed_hides_none_that_did_not() -> None:
+    good = [dataclasses.replace(probe(Rereader(50, 32), 64), seed=seed) for seed in (0, 1)]
+    bad = dataclasses.replace(good[0], seed=2, status=Status.oom, value=None, reason="too long")
+    (grid,) = probe_grids(Evaluation([*good, bad]))
+    assert grid.rows[0][-1][0] == "3.91 (2 of 3 seeds, else oom (1))"
+    assert grid.rows[0][-1][2].startswith("±")
+    (grid,) = probe_grids(Evaluation([bad]))
+    assert grid.rows[0][-1] == ("oom (1)", "", "")
 
 
 def test_induction_has_its_statuses(tmp_path: Path) -> None:

@@ -27,11 +27,12 @@ def slots(
 
     `per_gpu` jobs on each GPU, or one per core: two one-thread jobs do more together than one job
     on two threads. Threads are set in the environment, so a job's settings are those of a run by
-    itself.
+    itself. How many does not depend on how few `jobs` are left: one that goes on where it was
+    interrupted then adds in the same order, and ends at the same bits.
     """
     places = asked or len(gpus) * per_gpu or cores()
-    places = max(1, min(places, jobs))
     threads = {} if "OMP_NUM_THREADS" in os.environ else _threads(max(1, cores() // places))
+    places = max(1, min(places, jobs))
     if not gpus:
         return [threads] * places
     return [{**threads, "CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} for n in range(places)]

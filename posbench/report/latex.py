@@ -74,12 +74,18 @@ def _beside(cell: Cell, ratio: float) -> bool:
 def _caption(evaluation: Evaluation, table: Table) -> str:
     """What the numbers are and where they come from, as far as it is recorded."""
     record, runs = evaluation.provenance, evaluation.runs
-    several = any(len(line.seeds) > 1 for line in table.lines)
+    several = [len(line.seeds) > 1 for line in table.lines]
+    if all(several):
+        spread = "Mean and standard deviation over seeds"
+    elif any(several):
+        spread = "Mean and standard deviation over seeds; of one, a 95 % interval over documents"
+    else:
+        spread = "95 % intervals over documents"
     parts = [
         f"Perplexity by length, protocol {table.protocol}"
         + (" (posbench-v1)" if table.protocol == HEADLINE else "")
         + ", the ratio to 1x of the same line in parentheses.",
-        "Mean and standard deviation over seeds." if several else "95 % intervals over documents.",
+        f"{spread}.",
     ]
     corpora = list(dict.fromkeys(str(run["corpus"]) for run in runs if run.get("corpus")))
     prints = sorted({row.corpus_fingerprint[:12] for row in evaluation.rows} - {""})

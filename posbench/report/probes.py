@@ -110,20 +110,21 @@ def _cell(rows: list[Row], metric: str, reasons: dict[str, int]) -> tuple[str, s
         return NOT_MEASURED, "", ""
     shown: Callable[[float], str] = _gain if metric == "induction_gain" else _share
     good = [row for row in rows if row.status is Status.ok and row.value is not None]
-    if len(good) < len(rows):
-        bad = next(row for row in rows if row not in good)
-        text = word(bad)
-        if "table" not in text:
-            text += f" ({reasons.setdefault(bad.reason, len(reasons) + 1)})"
-        return text, "", ""
+    bad = [row for row in rows if row not in good]
+    missing = word(bad[0]) if bad else ""
+    if bad and "table" not in missing:
+        missing += f" ({reasons.setdefault(bad[0].reason, len(reasons) + 1)})"
+    if not good:
+        return missing, "", ""
     values = [row.value for row in good if row.value is not None]
     mean = sum(values) / len(values)
+    text = shown(mean) + (f" ({len(good)} of {len(rows)} seeds, else {missing})" if bad else "")
     if len(values) > 1:
         deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-        return shown(mean), "", f"±{deviation:#.2g}"
+        return text, "", f"±{deviation:#.2g}"
     low, high = good[0].ci_lo, good[0].ci_hi
     spread = "" if low is None or high is None else f"[{shown(low)}, {shown(high)}]"
-    return shown(mean), "", spread
+    return text, "", spread
 
 
 def _share(value: float) -> str:

@@ -15,6 +15,7 @@ from posbench.files import write_bytes, write_json, write_text
 from posbench.schema import record
 
 SCHEMA_VERSION = 1
+STUDY = "study"  # in the provenance: the command of the study that made it all
 BASELINE = "baseline"  # in the provenance: the line that the report compares the others with
 
 

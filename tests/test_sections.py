@@ -79,6 +79,20 @@ def test_markdown_and_page_say_the_same(tmp_path: Path) -> None:
         assert (tmp_path / name).is_file()
 
 
+def test_what_all_runs_share_is_said_once() -> None:
+    evaluation = made_up(("rope", "alibi"))
+    for number, run in enumerate(evaluation.runs):
+        run |= {"checkpoint_sha256": f"{number:064x}", "protocol": {"stride": 32}}
+    text = markdown(content_of(evaluation))
+    assert text.count("protocol.stride") == text.count("| every run: protocol.stride | 32 |") == 1
+    for run in evaluation.runs:
+        assert f"| run {run['run_id']}: checkpoint_sha256 | {run['checkpoint_sha256']} |" in text
+    evaluation.runs[0]["protocol"] = {"stride": 64}
+    text = markdown(content_of(evaluation))
+    assert f"| run {evaluation.runs[0]['run_id']}: protocol.stride | 64 |" in text
+    assert text.count(": protocol.stride | 32 |") == len(evaluation.runs) - 1
+
+
 def test_a_report_cites_what_it_shows_and_itself() -> None:
     text = markdown(content_of(made_up(("rope", "alibi"), extensions=EXTENDED)))
     for key in ("posbench", "su2021", "press2022", "bloc97", "peng2023"):

@@ -118,7 +118,9 @@ def test_a_study_trains_evaluates_compares_and_reports(done: Path, mini: Path) -
     compared = json.loads((done / "compare.json").read_text())
     assert compared["baseline"] == "rope"
     assert "alibi" in (done / "compare.md").read_text()
-    assert "## Differences from the baseline" in (done / "evaluation" / "report.md").read_text()
+    report = (done / "evaluation" / "report.md").read_text()
+    assert "## Differences from the baseline" in report
+    assert f"| command | posbench study {mini} " in report
     found = record(done)
     assert found["status"] == "finished"
     assert found["missing"] == []

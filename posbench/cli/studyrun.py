@@ -300,7 +300,8 @@ class Runner:
             announce(target)
             return
         with self._step("merge", f"{len(folders)} evaluations into {target}"):
-            merge_evaluations(folders, target, self.folder, self.study.baseline)
+            command = self.record["command"]
+            merge_evaluations(folders, target, self.folder, self.study.baseline, command)
         self.record["merged"] = made_of
         self.record.pop("compared", None)
         write_json(self.folder / RECORD, self.record)

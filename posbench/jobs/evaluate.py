@@ -14,7 +14,7 @@ from posbench.files import storage
 from posbench.joining import Part, measured_twice, merge, read_results, unlike
 from posbench.plugins import changed_plugin
 from posbench.report.tuned import TUNE
-from posbench.results import BASELINE, Evaluation, Status
+from posbench.results import BASELINE, STUDY, Evaluation, Status
 from posbench.rules import check
 from posbench.runs import JOB_FILES, MANIFEST, Lock, PluginError, describe, load_run, now
 from posbench.saved import to_dict
@@ -152,13 +152,18 @@ def _checkpoint(folder: Path, plugins_changed: bool) -> str:
 
 
 def merge_evaluations(
-    folders: list[Path], folder: Path, home: Path | None = None, baseline: str | None = None
+    folders: list[Path],
+    folder: Path,
+    home: Path | None = None,
+    baseline: str | None = None,
+    study: list[str] | None = None,
 ) -> None:
     """One table and report in `folder` over the evaluations in `folders`, printed.
 
     What it says of runs below `home` names them from there, so that it may be moved with them;
-    with a `baseline` the report compares all lines with that one. Raises UserError, and writes
-    nothing, if their rows cannot stand in one table.
+    with a `baseline` the report compares all lines with that one; with the command of a `study` it
+    names that instead of each part's. Raises UserError, and writes nothing, if their rows cannot
+    stand in one table.
     """
     parts = [Part(each, read_results(each)) for each in folders]
     differences = [*unlike(parts), *measured_twice(parts)]
@@ -170,6 +175,8 @@ def merge_evaluations(
     merged = merge(parts)
     if baseline is not None:
         merged.provenance[BASELINE] = baseline
+    if study is not None:
+        merged.provenance[STUDY] = {"command": study}
     if home is not None:
         for made in merged.provenance["evaluations"]:
             below = f"{home.resolve()}/"

@@ -23,7 +23,7 @@ from posbench.report.protocol import protocol_points
 from posbench.report.tables import marked, notes, unigram_sentence
 from posbench.report.tuned import TUNE, learning_rates
 from posbench.report.verdicts import claims
-from posbench.results import BASELINE, Evaluation
+from posbench.results import BASELINE, STUDY, Evaluation
 
 MISSING = "not recorded"
 NOTHING = "Length extrapolation: nothing measured"
@@ -341,6 +341,7 @@ def _short_provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
     record = evaluation.provenance
     runs = evaluation.runs
     done = [each for each in record.get("evaluations", []) if isinstance(each, dict)]
+    typed = [record[STUDY]] if STUDY in record else done
     pairs = [
         ("runs", _runs_in_words(evaluation)),
         ("corpus", _distinct(run.get("corpus") for run in runs)),
@@ -349,7 +350,7 @@ def _short_provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
         *((title, _shortened(values)) for title, values in _fingerprints(evaluation)),
         ("with", ", ".join(f"{key} {record[key]}" for key in _RUNTIME if record.get(key))),
         ("evaluated", _distinct(str(each.get("created", ""))[:16] for each in done)),
-        ("command", " ; ".join(dict.fromkeys(_command(each) for each in done))),
+        ("command", " ; ".join(dict.fromkeys(_command(each) for each in typed))),
     ]
     return [(name, value or MISSING) for name, value in pairs]
 
@@ -416,9 +417,19 @@ def _provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
     pairs = list(_flat("", shown))
     for title, values in _fingerprints(evaluation):
         pairs.append((title, ", ".join(values) or MISSING))
-    for run in evaluation.runs:
-        for key in ("folder", "checkpoint_sha256", "corpus", "tokenizer", "protocol"):
-            pairs += _flat(f"run {run['run_id']}: {key}", run.get(key, MISSING))
+    recorded = ("folder", "checkpoint_sha256", "corpus", "tokenizer", "protocol")
+    records = [
+        dict(pair for key in recorded for pair in _flat(key, run.get(key, MISSING)))
+        for run in evaluation.runs
+    ]
+    if len(records) > 1:
+        common = dict(set.intersection(*(set(each.items()) for each in records)))
+        pairs += [(f"every run: {key}", said) for key, said in records[0].items() if key in common]
+    else:
+        common = {}
+    for run, record in zip(evaluation.runs, records, strict=True):
+        own = {key: said for key, said in record.items() if key not in common}
+        pairs += [(f"run {run['run_id']}: {key}", said) for key, said in own.items()]
     return pairs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -91,6 +92,15 @@ def test_what_all_runs_share_is_said_once() -> None:
     text = markdown(content_of(evaluation))
     assert f"| run {evaluation.runs[0]['run_id']}: protocol.stride | 64 |" in text
     assert text.count(": protocol.stride | 32 |") == len(evaluation.runs) - 1
+
+
+def test_what_is_derived_scored_nothing_of_its_own() -> None:
+    evaluation = made_up(("rope",), (0,))
+    scored = [row[:2] for row in grids(evaluation)["What was scored"].rows]
+    derived = dataclasses.replace(evaluation.rows[0], metric="cliff_position", min_context=None)
+    evaluation.rows.append(derived)
+    assert [row[:2] for row in grids(evaluation)["What was scored"].rows] == scored
+    assert len(scored) == len({tuple(row) for row in scored})
 
 
 def test_a_report_cites_what_it_shows_and_itself() -> None:

@@ -296,6 +296,13 @@ def _scored(evaluation: Evaluation, shown: list[Table]) -> Grid:
     """How many targets each protocol scored at each length, and what they could see."""
     seen: dict[tuple[Any, ...], None] = {}
     rows = [row for row in evaluation.rows if row.metric != "token_accuracy" and row.n_targets]
+    own = {(row.protocol, row.eval_length) for row in rows if row.min_context is not None}
+    # What is derived from such rows, as a cliff is, scored nothing of its own.
+    rows = [
+        row
+        for row in rows
+        if row.min_context is not None or (row.protocol, row.eval_length) not in own
+    ]
     order = [*(table.protocol for table in shown), *(row.protocol for row in rows)]
     for row in sorted(rows, key=lambda row: (order.index(row.protocol), row.eval_length)):
         cells = (

@@ -30,7 +30,7 @@ from posbench.report.grid import Grid
 from posbench.report.latex import latex, table_tex
 from posbench.report.lines import tables
 from posbench.report.pages import markdown
-from posbench.results import COLUMNS, Evaluation, Row, Status, read_results, write_results
+from posbench.results import COLUMNS, STUDY, Evaluation, Row, Status, read_results, write_results
 from posbench.runs import Run
 from posbench.sweeps import Entry, State, Sweep
 
@@ -78,6 +78,18 @@ def test_markdown_and_page_say_the_same(tmp_path: Path) -> None:
     assert headings == re.findall(r"^## (.*)$", text, re.MULTILINE) == titles(evaluation)
     for name in re.findall(r"!\[[^]]*\]\((\S+)\)", text):
         assert (tmp_path / name).is_file()
+
+
+def test_many_evaluations_are_one_span_of_time_and_a_study_one_command() -> None:
+    evaluation = made_up(("rope", "alibi"))
+    times = ("2026-01-02T08:00:00", "2026-01-01T09:30:00", "2026-01-01T10:00:00")
+    commands = [{"created": time, "command": ["posbench", time]} for time in times]
+    evaluation.provenance["evaluations"] = commands
+    text = markdown(content_of(evaluation))
+    assert "| evaluated | 2026-01-01T09:30 to 2026-01-02T08:00 |" in text
+    assert f"| command | posbench {times[0]} ; posbench {times[1]} ; " in text
+    evaluation.provenance[STUDY] = {"command": ["posbench", "study", "mine"]}
+    assert "| command | posbench study mine |" in markdown(content_of(evaluation))
 
 
 def test_what_all_runs_share_is_said_once() -> None:

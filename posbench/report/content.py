@@ -349,6 +349,7 @@ def _short_provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
     runs = evaluation.runs
     done = [each for each in record.get("evaluations", []) if isinstance(each, dict)]
     typed = [record[STUDY]] if STUDY in record else done
+    times = sorted({str(each["created"])[:16] for each in done if each.get("created")})
     pairs = [
         ("runs", _runs_in_words(evaluation)),
         ("corpus", _distinct(run.get("corpus") for run in runs)),
@@ -356,7 +357,7 @@ def _short_provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
         ("protocol", _distinct(_protocol_id(run) for run in runs)),
         *((title, _shortened(values)) for title, values in _fingerprints(evaluation)),
         ("with", ", ".join(f"{key} {record[key]}" for key in _RUNTIME if record.get(key))),
-        ("evaluated", _distinct(str(each.get("created", ""))[:16] for each in done)),
+        ("evaluated", " to ".join(times if len(times) < 2 else [times[0], times[-1]])),
         ("command", " ; ".join(dict.fromkeys(_command(each) for each in typed))),
     ]
     return [(name, value or MISSING) for name, value in pairs]

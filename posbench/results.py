@@ -148,15 +148,15 @@ class Evaluation:
             if known is not run and "adaptations" in run:
                 adaptations = [*known.get("adaptations", []), *run["adaptations"]]
                 runs[run["run_id"]] = known | {"adaptations": adaptations}
+        # A study's command made the study alone, and not what it is merged with.
+        provenance = {k: v for k, v in (self.provenance | other.provenance).items() if k != STUDY}
         return Evaluation(
             rows=self.rows + other.rows,
             curves=self.curves + other.curves,
             documents=self.documents + other.documents,
             runs=list(runs.values()),
             attention=self.attention + other.attention,
-            provenance=self.provenance
-            | other.provenance
-            | {"evaluations": [*_evaluations(self), *_evaluations(other)]},
+            provenance=provenance | {"evaluations": [*_evaluations(self), *_evaluations(other)]},
         )
 
 
@@ -307,6 +307,8 @@ def _check_provenance(saved: Any) -> None:
     done = saved.get("evaluations", []) if isinstance(saved, dict) else None
     if not isinstance(done, list) or not all(isinstance(each, dict) for each in done):
         raise ValueError("provenance is not a mapping that lists evaluations")
+    if not isinstance(saved.get(STUDY, {}), dict):
+        raise ValueError(f"provenance: {STUDY}={saved[STUDY]!r} is not a mapping")
 
 
 def _check_row(row: Row, where: str) -> None:

@@ -90,6 +90,7 @@ def test_an_edited_results_file_is_refused_by_its_row(
         ("runs", [{"run_id": "r", "unigram_ppl": "high"}], "run 1: unigram_ppl='high' is not a"),
         ("provenance", [], "provenance"),
         ("provenance", {"evaluations": 3}, "provenance"),
+        ("provenance", {"study": "posbench study mine"}, "study='posbench study mine'"),
     ],
 )
 def test_other_records_are_looked_at_too(

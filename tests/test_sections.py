@@ -90,6 +90,7 @@ def test_many_evaluations_are_one_span_of_time_and_a_study_one_command() -> None
     assert f"| command | posbench {times[0]} ; posbench {times[1]} ; " in text
     evaluation.provenance[STUDY] = {"command": ["posbench", "study", "mine"]}
     assert "| command | posbench study mine |" in markdown(content_of(evaluation))
+    assert "posbench study mine" not in markdown(content_of(evaluation.merged(made_up(("none",)))))
 
 
 def test_what_all_runs_share_is_said_once() -> None:

@@ -430,14 +430,13 @@ def _provenance(evaluation: Evaluation) -> list[tuple[str, str]]:
         dict(pair for key in recorded for pair in _flat(key, run.get(key, MISSING)))
         for run in evaluation.runs
     ]
-    if len(records) > 1:
-        common = dict(set.intersection(*(set(each.items()) for each in records)))
-        pairs += [(f"every run: {key}", said) for key, said in records[0].items() if key in common]
-    else:
-        common = {}
+    shared = set.intersection(*(set(each.items()) for each in records)) if records[1:] else set()
+    for key, said in records[0].items() if shared else ():
+        if (key, said) in shared:
+            pairs.append((f"every run: {key}", said))
     for run, record in zip(evaluation.runs, records, strict=True):
-        own = {key: said for key, said in record.items() if key not in common}
-        pairs += [(f"run {run['run_id']}: {key}", said) for key, said in own.items()]
+        own = [pair for pair in record.items() if pair not in shared]
+        pairs += [(f"run {run['run_id']}: {key}", said) for key, said in own]
     return pairs
 
 
